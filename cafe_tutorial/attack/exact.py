@@ -1,0 +1,171 @@
+"""CAFE solved exactly: steps I and II as linear systems, step III from an exact H.
+
+About N rounds suffice where the iterative schedules take thousands. The attacker also learns how far
+each result can be trusted: the precision of V and H follows from the systems' own residuals.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..model import VFLModel
+from ..protocol import RoundView
+from .invert import ATTEMPTS, Attempt, invert
+from .leak import Leak
+from .step1 import BiasEquations
+from .step2 import WeightEquations
+
+LIVE = 8.0  # ‖v̂_n‖ must exceed this many times its expected error
+CERTIFIED = 1e-8  # no residual above this is ever certified
+FLOOR = 1e-10  # and none below this is doubted for its size, if h_n itself is known well enough
+
+
+class NotIdentifiable(ValueError):
+    """The rounds observed do not determine V: the incidence matrix has too low a rank."""
+
+
+class ExactCAFE:
+    """The exact attack.
+
+    Parameters
+    ----------
+    model : the public model
+    rows : N, which the server knows since it draws the indices
+    memory : bytes of weight gradients to keep for step II, at least a cover of the rows is kept
+    attempts : step III's starts: see ``attack.invert``
+    seed : chooses step III's starting values
+    progress : show a progress bar over the slices of step III
+
+    Attributes
+    ----------
+    missing : how many more rounds are needed at the least, N minus the rank
+    ready : the rank is N, and 5 % more rounds have been seen since, for the sake of conditioning
+    """
+
+    method = "exact"
+
+    def __init__(
+        self, model: VFLModel, *, rows: int, memory: float = 2**30, attempts: tuple[Attempt, ...] = ATTEMPTS,
+        seed: int = 0, progress: bool = False,
+    ):  # fmt: skip
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise ValueError(f"rows={rows!r} must be a whole number of at least 1")
+        self.model, self.rows, self.attempts, self.seed, self.progress = model, rows, attempts, seed, progress
+        self.bias = BiasEquations(rows)
+        self.weight = WeightEquations(rows, memory=memory)
+        self._parameters = None
+        self._moved = False
+
+    def observe(self, view: RoundView) -> None:
+        """Use one round: its indices and the gradients of the first layers and of the head's bias."""
+        if view.indices.min() < 0 or view.indices.max() >= self.rows:
+            raise ValueError(f"view.indices reach from {view.indices.min()} to {view.indices.max()}; rows={self.rows} allows 0 to {self.rows - 1}")
+        if self._parameters is not None and view.parameters is not self._parameters:
+            self._moved = self._moved or any(not torch.equal(v, self._parameters[k]) for k, v in view.parameters.items())
+        self._parameters = view.parameters
+        groups = range(len(self.model.groups))
+        biases = self.model.unstack([view.gradients[f"group{g}.first.bias"] for g in groups])  # M x (d2,)
+        self.bias.add(view.indices, torch.cat([*biases, view.gradients["head.bias"]]))
+        self.weight.add(view.indices, [view.gradients[f"group{g}.first.weight"] for g in groups])
+
+    @property
+    def observed(self) -> int:
+        return len(self.bias)
+
+    @property
+    def missing(self) -> int:
+        return self.rows - self.bias.rank
+
+    @property
+    def stalled(self) -> bool:
+        """Long without a new equation: the schedule repeats itself."""
+        batch = len(self.bias._indices[-1]) if self.observed else 1
+        patience = 50 + 20 * self.rows / max(1, min(batch, self.rows - batch))
+        return self.missing > 0 and self.observed - self.bias.last_gain > patience
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing and self.observed >= self.bias.last_gain + math.ceil(0.05 * self.rows)
+
+    def solve(self) -> Leak:
+        """Steps I, II and III.
+
+        Raises
+        ------
+        NotIdentifiable : the rank of the incidence matrix is below N; says how many rounds are missing
+        """
+        if self.missing:
+            raise NotIdentifiable(self._why_not())
+        eps = torch.finfo(self._parameters["head.bias"].dtype).eps
+        V, V_error = self.bias.solve(eps=eps)  # (N, Σ d2 + classes)
+        *V_parts, head = V.split([*self.model.d2, self.model.classes], 1)
+        *errors, _ = V_error.split([*self.model.d2, self.model.classes], 1)
+        live = torch.stack([v.norm(dim=1) > LIVE * e.norm(dim=1) for v, e in zip(V_parts, errors)], 1)  # (N, M)
+        H, H_error = zip(*(self._representations(m, V_parts[m], live[:, m], eps) for m in range(self.model.workers)))
+        slices, residual, certified = self._slices(H, H_error, live)
+        device = self._parameters["head.bias"].device
+        return Leak(
+            method=self.method,
+            slices=slices,
+            labels=head.argmin(1).to(device),  # v of the logits is p_n - y_n, negative at the label alone
+            leaks=live.to(device),
+            residual=residual,
+            certified=certified,
+            rounds=self.observed,
+            notes=self._notes(),
+        )
+
+    def _representations(self, m: int, V: Tensor, live: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Step II for one worker: H (N, d1) in float64, and the expected error of each row relative to its norm."""
+        H, error = self.weight.solve(*self.model.place(m), V, live, eps=eps)
+        return H, error / H.norm(dim=1).clamp_min(1e-300)
+
+    def _slices(self, H, H_error, live) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Step III for every worker: slices, residuals (N, M) and certificates (N, M)."""
+        dtype, device = self._parameters["head.bias"].dtype, self._parameters["head.bias"].device
+        generator = torch.Generator().manual_seed(self.seed)
+        slices, residual, certified = [], [], []
+        with tqdm(total=int(live.sum()), desc="step III", unit="slice", leave=False, disable=not self.progress) as bar:
+            for m, (h, delta) in enumerate(zip(H, H_error)):
+                known = live[:, m].to(device) & (delta < 0.1)  # below that, ĥ_n is mostly noise
+                shape = self.model.part_shapes[m]
+                x = torch.zeros(self.rows, *shape, dtype=dtype, device=device)
+                rho = torch.full((self.rows,), math.nan, dtype=dtype, device=device)
+                limit = (25 * delta.square()).clamp_min(FLOOR)
+                if isinstance(self.model.template(m).representation, nn.Identity):
+                    x[known], rho[known] = h[known].to(dtype).reshape(-1, *shape), 0.0
+                elif bool(known.any()):
+                    x[known], rho[known] = invert(
+                        self.model.representation(m, self._parameters), h[known].to(dtype), shape, goal=limit[known],
+                        attempts=self.attempts, chunk=128 if x.device.type == "cpu" else 4096, generator=generator, tick=bar.update,
+                    )  # fmt: skip
+                slices.append(x)
+                residual.append(rho)
+                certified.append((rho <= limit) & (limit <= CERTIFIED) & known)
+        return slices, torch.stack(residual, 1), torch.stack(certified, 1)
+
+    def _why_not(self) -> str:
+        if not self.observed:
+            return "nothing was observed; call observe(view) for at least N rounds"
+        message = (
+            f"after {self.observed} rounds the incidence matrix has rank {self.bias.rank} of {self.rows} rows: "
+            f"at least {self.missing} more rounds with new batches are needed"
+        )
+        if self.stalled:
+            message += (
+                f"; no round since number {self.bias.last_gain} has brought a new equation, so this schedule repeats "
+                "its batches (fixed batches, or K = N) and will never identify the rows"
+            )
+        return message
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self._moved:
+            notes.append("Θ changed between the rounds; steps I and II assume it fixed, so the results are approximate")
+        if self.model.double_softmax:
+            notes.append("the loss applies a second softmax, so the smallest entry of the head's gradient need not be the label")
+        return notes

@@ -1,0 +1,157 @@
+"""Step III with an exact H: find the x in [0, 1] whose representation h(x) is the recovered h_n.
+
+The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam carries a
+start into the right linear piece of h; projected gradient steps of Barzilai-Borwein length finish,
+for the Gram matrix of h's Jacobian is well conditioned. Rows that miss the goal start again, longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .step3 import total_variation
+
+GOAL = 1e-13  # ρ at which a row is done: float32's floor
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One round of starts: ``steps`` of Adam at a rate falling from 0.1 to 0.03, with a total-variation
+    weight that vanishes half-way, then ``settle`` steps with the rate falling to zero."""
+
+    start: str
+    steps: int
+    settle: int = 0
+    tv: float = 0.0
+
+
+ATTEMPTS = (
+    Attempt("grey", 30),
+    Attempt("smooth", 300, 300, 1e-3),
+    Attempt("smooth", 300, 300, 1e-3),
+    Attempt("smooth", 600, 400, 1e-3),
+)
+
+
+def invert(
+    representation: Callable[[Tensor], Tensor], target: Tensor, shape: tuple[int, ...], *, goal: Tensor | float = GOAL,
+    attempts: tuple[Attempt, ...] = ATTEMPTS, chunk: int = 128, generator: torch.Generator, tick: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Invert h row by row.
+
+    Parameters
+    ----------
+    representation : (n, *shape) to (n, d1), public
+    target : Tensor, shape (n, d1), the recovered h_n, none of them zero
+    shape : (C, h, w) of a slice
+    goal : the relative residual at which a row does not start again, one number or one a row
+    generator : draws the starts
+    tick : called with the number of rows that an attempt has settled
+
+    Returns
+    -------
+    x : Tensor, shape (n, *shape), in [0, 1]
+    residual : Tensor, shape (n,), ρ at x; each row keeps the start with the smallest ρ
+    """
+    n = len(target)
+    x = torch.zeros(n, *shape, dtype=target.dtype, device=target.device)
+    residual = torch.full((n,), math.inf, dtype=target.dtype, device=target.device)
+    goal = torch.as_tensor(goal, dtype=target.dtype, device=target.device).expand(n)
+    left = torch.arange(n, device=target.device)
+    for number, attempt in enumerate(attempts):
+        for rows in left.split(chunk):
+            found, rho = _attempt(representation, target[rows], shape, attempt, generator)
+            better = rho < residual[rows]
+            x[rows[better]], residual[rows[better]] = found[better], rho[better]
+            done = len(rows) if number == len(attempts) - 1 else int((residual[rows] <= goal[rows]).sum())
+            if tick and done:
+                tick(done)
+        left = left[residual[left] > goal[left]]
+        if not len(left):
+            break
+    return x, residual
+
+
+def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
+    x = _start(attempt.start, len(target), shape, generator).to(target)
+    x = _adam(representation, target, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
+    if attempt.settle:
+        x = _adam(representation, target, x, attempt.settle, 0.03, 0.0)
+    return _barzilai_borwein(representation, target, x)
+
+
+def _start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
+    """Nearly grey images, or smooth random ones: 4x4 uniform noise enlarged to full size."""
+    if kind == "grey" or len(shape) != 3 or min(shape[1:]) < 4:
+        return 0.5 + 0.05 * torch.randn(n, *shape, generator=generator)
+    low = torch.rand(n, shape[0], 4, 4, generator=generator)
+    return F.interpolate(low, size=shape[1:], mode="bicubic", align_corners=False).clamp(0, 1)
+
+
+def _relative(representation, target, x) -> Tensor:
+    """ρ(x), shape (n,)."""
+    return (representation(x) - target).square().sum(1) / target.square().sum(1)
+
+
+def _adam(representation, target, x, steps, first_rate, last_rate, *, tv=0.0) -> Tensor:
+    x = x.clone().requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=first_rate)
+    for i in range(steps):
+        done = i / steps
+        optimizer.param_groups[0]["lr"] = last_rate + (first_rate - last_rate) * 0.5 * (1 + math.cos(math.pi * done))
+        loss = _relative(representation, target, x).sum()
+        if tv and done < 0.5:
+            loss = loss + tv * (1 - 2 * done) * total_variation(x).sum() / x.shape[1]
+        (x.grad,) = torch.autograd.grad(loss, x)
+        optimizer.step()
+        with torch.no_grad():
+            x.clamp_(0, 1)
+    return x.detach()
+
+
+def _barzilai_borwein(representation, target, x, *, steps: int = 120, every: int = 10) -> tuple[Tensor, Tensor]:
+    """Projected gradient with Barzilai-Borwein steps; a row that worsens fourfold returns to its best point.
+
+    Every ``every`` steps the rows that reached GOAL, or that gained less than a tenth, drop out.
+    """
+    rows = torch.arange(len(x), device=x.device)
+    best_x, best = x.clone(), torch.full_like(target[:, 0], math.inf)
+    column = (-1,) + (1,) * (x.dim() - 1)
+    state = None
+    mark = best.clone()
+    for i in range(steps):
+        probe = x.detach().requires_grad_()
+        rho = _relative(representation, target[rows], probe)
+        (gradient,) = torch.autograd.grad(rho.sum(), probe)
+        rho = rho.detach()
+        if state is None:
+            length = rho / gradient.square().flatten(1).sum(1).clamp_min(1e-30)
+            best[rows], top_gradient = rho, gradient.clone()
+        else:
+            old_x, old_gradient, length = state
+            moved, turned = (x - old_x).flatten(1), (gradient - old_gradient).flatten(1)
+            inner = (moved * turned).sum(1)
+            proposal = moved.square().sum(1) / inner if i % 2 else inner / turned.square().sum(1)
+            length = torch.where((inner > 0) & torch.isfinite(proposal), proposal, length).clamp(1e-6, 1e6)
+            improved, worse = rho < best[rows], rho > 4 * best[rows]
+            best_x[rows[improved]], best[rows[improved]] = x[improved], rho[improved]
+            top_gradient = torch.where(improved.view(column), gradient, top_gradient)
+            x = torch.where(worse.view(column), best_x[rows], x)
+            gradient = torch.where(worse.view(column), top_gradient, gradient)
+            length = torch.where(worse, length / 4, length)
+        state = (x, gradient, length)
+        x = (x - length.view(column) * gradient).clamp(0, 1)
+        if i % every == every - 1:
+            keep = (best[rows] > GOAL) & (best[rows] < 0.9 * mark[rows])
+            mark[rows] = best[rows]
+            rows, x, top_gradient = rows[keep], x[keep], top_gradient[keep]
+            state = tuple(s[keep] for s in state)
+            if not len(rows):
+                break
+    return best_x, best

@@ -1,0 +1,42 @@
+"""What an attack hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Leak:
+    """The attacker's result, with what the attacker itself knows about its quality.
+
+    Attributes
+    ----------
+    method : name of the attack
+    slices : M tensors (N, …): the recovered part of every row, worker by worker
+    labels : Tensor, shape (N,), int64: the recovered class numbers
+    leaks : bool Tensor, shape (N, M): False where the attack found the slice's gradient v_n to be zero
+        within the precision of its solve, so that nothing of the slice can be known from it
+    residual : Tensor, shape (N, M): ‖h(x̂) - ĥ‖² / ‖ĥ‖², NaN where it is not defined
+    certified : bool Tensor, shape (N, M): slices that the attacker itself can vouch for
+    rounds : how many rounds were observed
+    notes : what a reader of the result should know
+    """
+
+    method: str
+    slices: list[Tensor]
+    labels: Tensor
+    leaks: Tensor
+    residual: Tensor
+    certified: Tensor
+    rounds: int
+    notes: list[str] = field(default_factory=list)
+
+    def to(self, device: torch.device | str) -> Leak:
+        """The same leak with its tensors on another device."""
+        return Leak(
+            self.method, [s.to(device) for s in self.slices], self.labels.to(device), self.leaks.to(device),
+            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes),
+        )  # fmt: skip

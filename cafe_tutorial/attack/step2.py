@@ -1,0 +1,108 @@
+"""Step II: the inputs of the first layer (Algorithm 2, eq. 8), and their exact solution.
+
+The first layer's weight gradient of a batch s is G = Σ_{n∈s} h_n v_nᵀ / |s|. Once V is known this
+is linear in H. PyTorch stores the transpose, Gᵀ of shape (d2, d1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def step2_gradient(H_s: Tensor, V_s: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+    """The objective ‖V_sᵀ H_s - Gᵀ‖² of eq. 8 and its gradient in H_s.
+
+    H_s : (…, |s|, d1), estimates of h_n; V_s : (…, |s|, d2), estimates of v_n / |s|;
+    G : (…, d2, d1), weight gradients as PyTorch stores them. Returns (objective, (…, |s|, d1)).
+    """
+    error = V_s.transpose(-2, -1) @ H_s - G  # (…, d2, d1)
+    return error.square().sum(), 2 * (V_s @ error)
+
+
+class WeightEquations:
+    """The weight gradients of a cover of the rows, for one worker, and their exact solution.
+
+    Every batch is kept while ``memory`` lasts; after that the batches whose rows are all held twice
+    are given up first, so that each row seen stays in at least one batch that is held.
+
+    Parameters
+    ----------
+    rows : N
+    memory : bytes for weight gradients
+    """
+
+    def __init__(self, rows: int, *, memory: float = 2**30):
+        self.rows, self.memory = rows, memory
+        self.held: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self.cover = torch.zeros(rows, dtype=torch.int64)  # in how many held batches each row is
+        self._next = 0
+        self._bytes = 0
+
+    def add(self, indices: Tensor, gradients: list[Tensor]) -> None:
+        """Add a round: its rows (|s|,) and one averaged weight gradient (M_g, d2, d1) a group of workers."""
+        rows = indices.cpu()
+        size = sum(g.numel() * g.element_size() for g in gradients)
+        if self._bytes + size > self.memory and bool((self.cover[rows] > 0).all()):
+            return
+        self.held[self._next] = (rows, [g.detach().clone() for g in gradients])
+        self._next += 1
+        self._bytes += size
+        self.cover[rows] += 1
+        if self._bytes > self.memory:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Drop batches that the cover does not need, oldest first, until the memory suffices."""
+        for key in list(self.held):
+            if self._bytes <= self.memory:
+                return
+            rows, gradients = self.held[key]
+            if bool((self.cover[rows] > 1).all()):
+                self.cover[rows] -= 1
+                self._bytes -= sum(g.numel() * g.element_size() for g in gradients)
+                del self.held[key]
+
+    def solve(self, g: int, i: int, V: Tensor, live: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+        """Least squares over all held batches at once, in float64, for the i-th worker of group g.
+
+        V : (N, d2), gradients v_n of the rows' own losses; live : (N,), the rows to solve for.
+        Returns H (N, d1), zero where not live, and the expected error ‖ĥ_n - h_n‖, (N,), infinite
+        where the batches leave h_n open. With A the incidence of the held batches, the normal
+        matrix is (AᵀA) ∘ (VVᵀ).
+        """
+        batches = [(rows, gradients[g][i]) for rows, gradients in self.held.values()]
+        device = batches[0][1].device
+        V = (V.cpu() * live.cpu()[:, None]).to(device, torch.float64)
+        d1, d2 = batches[0][1].shape[1], V.shape[1]
+        A = torch.zeros(len(batches), self.rows, dtype=torch.float64, device=device)
+        right = torch.zeros(self.rows, d1, dtype=torch.float64, device=device)
+        power = 0.0
+        for t, (rows, G) in enumerate(batches):
+            total = G.double() * len(rows)  # (d2, d1), Σ v_n h_nᵀ
+            A[t, rows] = 1
+            right[rows] += V[rows] @ total
+            power += float(total.square().sum())
+        seen = (V.abs().amax(1) > 0) & (A.sum(0) > 0)
+        inverse, open_rows = _invert_gram((A.T @ A) * (V @ V.T) + torch.diag((~seen).double()))
+        H = inverse @ right * seen[:, None]  # (N, d1)
+        miss = sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
+        equations = len(batches) * d2
+        noise = eps * (power / (equations * d1)) ** 0.5
+        if equations > int(seen.sum()):
+            noise = max(noise, (miss / ((equations - int(seen.sum())) * d1)) ** 0.5)
+        error = noise * (d1 * inverse.diagonal().clamp_min(0)).sqrt()
+        return H, torch.where(open_rows | ~seen, torch.inf, error)
+
+
+def _invert_gram(normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse of a positive semi-definite matrix (N, N), and which rows its null space touches, (N,)."""
+    scale = normal.diagonal().clamp_min(1e-300).rsqrt()
+    scaled = normal * scale[:, None] * scale
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    if not failed and float(factor.diagonal().min()) > 1e-7:
+        return torch.cholesky_inverse(factor) * scale[:, None] * scale, torch.zeros_like(scale, dtype=torch.bool)
+    values, vectors = torch.linalg.eigh(scaled)
+    kept = values > 1e-12 * values[-1]
+    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+    return inverse * scale[:, None] * scale, vectors[:, ~kept].square().sum(1) > 1e-6

