@@ -208,10 +208,15 @@ def _built_in_images(name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(tiles), np.array(labels)
 
 
+def download_root() -> str:
+    """Where downloaded sets are kept: the folder that CAFE_TUTORIAL_DATA names, else ~/.cache/cafe_tutorial."""
+    return os.environ.get("CAFE_TUTORIAL_DATA", os.path.join(os.path.expanduser("~"), ".cache", "cafe_tutorial"))
+
+
 def _download(name: str) -> tuple[np.ndarray, np.ndarray]:
     import torchvision
 
-    root = os.environ.get("CAFE_TUTORIAL_DATA", os.path.join(os.path.expanduser("~"), ".cache", "cafe_tutorial"))
+    root = download_root()
     kind = {"mnist": torchvision.datasets.MNIST, "cifar10": torchvision.datasets.CIFAR10}[name]
     try:
         source = kind(root, train=True, download=True)

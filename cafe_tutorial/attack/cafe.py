@@ -113,10 +113,10 @@ class SingleLoopCAFE:
         """The fake data as they stand, clipped to [0, 1] where they are images."""
         if self._parameters is None:
             raise ValueError("nothing was observed; call observe(view) for at least one round first")
-        residual = []
-        for g, (x, H) in enumerate(zip(self.x_hat, self.H)):
-            chunks = [self.model._grouped(g, self._parameters, "representation", x[:, i : i + 128]) for i in range(0, self.rows, 128)]
-            residual.append((torch.cat(chunks, 1) - H).square().sum(2) / H.square().sum(2))  # (M_g, N)
+        starts = range(0, self.rows, 128)
+        chunks = [self.model.hidden(self._parameters, [x[:, i : i + 128] for x in self.x_hat]) for i in starts]
+        hidden = [torch.cat(parts, 1) for parts in zip(*chunks)]  # (M_g, N, d1) a group
+        residual = [(h - H).square().sum(2) / H.square().sum(2) for h, H in zip(hidden, self.H)]
         slices = [s.clamp(0, 1) if s.dim() == 4 else s.clone() for s in self.model.unstack(self.x_hat)]
         shape = (self.rows, self.model.workers)
         return Leak(

@@ -1,0 +1,127 @@
+"""The command line: ``attack`` runs one attack, ``doctor`` says what is installed and at hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EXAMPLES = """examples:
+  cafe-tutorial attack                                       800 digits, four workers, batches of 40, exact
+  cafe-tutorial attack --data photos --rows 60 --batch-size 10
+  cafe-tutorial attack --data breast-cancer --columns 5,10,15
+  cafe-tutorial attack --method single-loop --rounds 8000    the paper's own schedule; about half an hour on a laptop
+  cafe-tutorial attack --data faces.npz --rows 150           your own images (N, H, W[, 3]) and labels (N,)
+  cafe-tutorial doctor
+"""
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas, for example 5,10,15") from None
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    if value.lower() in ("true", "false", "none"):
+        return name, {"true": True, "false": False, "none": None}[value.lower()]
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, for example gamma=0") from None
+
+
+def parser() -> argparse.ArgumentParser:
+    from .attack import PRESETS
+    from .data import BUILT_IN, DOWNLOADED
+    from .protocol import SCHEDULES
+    from .run import METHODS
+
+    top = argparse.ArgumentParser(
+        prog="cafe-tutorial", description="CAFE: how a server recovers private rows in vertical federated learning.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    a = commands.add_parser(
+        "attack", help="run an attack and write report.json, leak.npz and leak.png",
+        description="Simulate vertical federated learning on the data, attack it with what the server sees, and compare with the truth.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    what = a.add_argument_group("what is attacked")
+    what.add_argument("--data", default="mnist-sample", metavar="NAME|PATH", help=f"built in: {', '.join(BUILT_IN)}; downloaded: {', '.join(DOWNLOADED)}; or an .npz file or a folder of class folders (default: mnist-sample)")
+    what.add_argument("--rows", type=int, metavar="N", help="rows to draw (default: 800, or all of a smaller set)")
+    what.add_argument("--workers", type=int, metavar="M", help="workers; images are cut into a grid of M tiles (default: 4, for tables 3)")
+    what.add_argument("--columns", type=_numbers, metavar="W1,W2,…", help="for tables: how many columns each worker holds")
+    what.add_argument("--d2", type=int, default=256, help="outputs of each worker's first fully connected layer (default: 256)")
+    what.add_argument("--double-softmax", action="store_true", help="apply a second softmax before the loss, as the released code does")
+    proto = a.add_argument_group("the protocol")
+    proto.add_argument("--batch-size", type=int, metavar="K", help="rows a round (default: 40, or a twentieth of fewer than 800 rows)")
+    proto.add_argument("--schedule", choices=SCHEDULES, default="random", help="random K-subsets, shuffled epochs, or fixed batches (default: random)")
+    proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
+    proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
+    how = a.add_argument_group("the attack")
+    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact")
+    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, single-loop 8000, nested-loops 8000 for each of its three steps")
+    how.add_argument("--preset", choices=PRESETS, help="table 9's hyperparameters for the iterative methods (default: mnist for grey images and tables, cifar10 for colour)")
+    how.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="change one hyperparameter of the preset, for example --set gamma=0 --set switch_step2=1e-9")
+    how.add_argument("--curve", type=int, default=0, metavar="T", help="iterative methods: record the score every T rounds in the report")
+    a.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    a.add_argument("--seed", type=int, default=0, help="chooses rows, weights, batches and starts (default: 0)")
+    a.add_argument("--out", default="out", metavar="DIR", help="folder for the results; an earlier report there is replaced once the new one is complete (default: out)")
+    a.add_argument("--quiet", action="store_true", help="no progress bars")
+    commands.add_parser("doctor", help="say what is installed, which device would be used, which data sets are at hand")
+    return top
+
+
+def attack(arguments: argparse.Namespace) -> int:
+    from .run import AttackOptions, output_folder, run_attack, write_outputs
+
+    given = vars(arguments)
+    names = AttackOptions.__dataclass_fields__
+    options = AttackOptions(**{k: v for k, v in given.items() if k in names}, overrides=dict(arguments.set), progress=not arguments.quiet)
+    with output_folder(arguments.out) as folder:
+        outcome = run_attack(options)
+        write_outputs(folder, outcome)
+    report = outcome.report
+    print(f"{report['method']}: {report['rows']} rows of {report['data']}, {report['workers']} workers, batches of {report['batch_size']}")
+    print(f"rounds   {report['rounds']} in {report['seconds']:.0f} s")
+    print(outcome.score)
+    for note in outcome.leak.notes:
+        print(f"note     {note}")
+    print(f"written  {arguments.out}/report.json, leak.npz, leak.png")
+    return 0
+
+
+def doctor() -> int:
+    from pathlib import Path
+
+    from .data import BUILT_IN, DOWNLOADED, download_root
+    from .run import choose_device, device_name, versions
+
+    for name, version in versions().items():
+        print(f"{name:<15} {version}")
+    print(f"{'device':<15} {device_name(choose_device('auto'))}")
+    for name, what in BUILT_IN.items():
+        print(f"{name:<15} built in: {what}")
+    for name, what in DOWNLOADED.items():
+        here = (Path(download_root()) / {"mnist": "MNIST", "cifar10": "cifar-10-batches-py"}[name]).exists()
+        print(f"{name:<15} {'downloaded' if here else 'not downloaded yet'}: {what}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit status 0, or 2 with one line on stderr for input that will not do, or 130 when interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        return doctor() if arguments.command == "doctor" else attack(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"cafe-tutorial: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cafe-tutorial: interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""One attack from data to report: what the command line runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from .attack import PRESETS, ExactCAFE, Hyperparameters, Leak, NestedLoopsCAFE, NotIdentifiable, SingleLoopCAFE
+from .data import Images, Table, load
+from .metrics import Score, score
+from .model import VFLModel
+from .partition import ColumnPartition, GridPartition
+from .protocol import SCHEDULES, VerticalFL
+
+METHODS = ("exact", "single-loop", "nested-loops")
+
+
+@dataclass
+class AttackOptions:
+    """What ``attack`` takes; None means the default that fits the data: see ``--help``."""
+
+    data: str = "mnist-sample"
+    rows: int | None = None
+    workers: int | None = None
+    columns: list[int] | None = None
+    batch_size: int | None = None
+    method: str = "exact"
+    rounds: int | None = None
+    schedule: str = "random"
+    preset: str | None = None
+    overrides: dict[str, float] = field(default_factory=dict)
+    d2: int = 256
+    double_softmax: bool = False
+    pretrain: int = 0
+    learning_rate: float = 0.0
+    curve: int = 0
+    device: str = "auto"
+    seed: int = 0
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What :func:`run_attack` returns; ``report`` is what ``report.json`` holds."""
+
+    report: dict
+    leak: Leak
+    score: Score
+    data: Images | Table
+    split: GridPartition | ColumnPartition
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes a GPU where torch sees one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda' was asked for, but torch sees no CUDA GPU; use auto or cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r} must be auto, cpu or cuda")
+    return torch.device(name)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    names = ("cafe-tutorial", "torch", "torchvision", "numpy", "scikit-learn", "scikit-image", "mlxtend")
+    found = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def run_attack(options: AttackOptions) -> Outcome:
+    """Load, split, run the protocol, attack, score.
+
+    Raises ``ValueError`` (also for too few rounds) and ``FileNotFoundError`` before or after the long
+    work, never with anything written.
+    """
+    _check(options)
+    device = choose_device(options.device)
+    whole = load(options.data)
+    rows = options.rows if options.rows is not None else min(800, len(whole))
+    data = load(options.data, rows=rows, seed=options.seed)
+    batch_size = options.batch_size if options.batch_size is not None else max(1, min(40, rows // 20))
+    split, model = _parties(options, data)
+    settings = _settings(options, data)
+    parts = split.split(data.features)
+    start = time.perf_counter()
+    trained = {}
+    if options.pretrain:
+        trained = _pretrain(options, model, parts, data, batch_size, device)
+    optimizer = (lambda p: torch.optim.Adam(p, lr=options.learning_rate)) if options.learning_rate else None
+    vfl = VerticalFL(
+        model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=optimizer,
+        seed=options.seed, device=device,
+    )  # fmt: skip
+    curve: list[dict] = []
+    if options.method == "exact":
+        attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
+        _refuse_hopeless(options, rows, batch_size)
+        _observe_exact(attack, vfl, options)
+    else:
+        attack = _iterative(options, model, rows, settings, device)
+        _observe_iterative(attack, vfl, options, data, split, curve)
+    leak = attack.solve()
+    seconds = time.perf_counter() - start
+    result = score(leak, data, split)
+    report = {
+        "method": options.method,
+        "data": data.name,
+        "data_sha256": data.sha256,
+        "rows": rows,
+        "workers": split.workers,
+        "partition": dataclasses.asdict(split),
+        "batch_size": batch_size,
+        "schedule": options.schedule,
+        "rounds": leak.rounds,
+        "seconds": round(seconds, 2),
+        **result.summary(),
+        "settings": None if options.method == "exact" else dataclasses.asdict(settings),
+        "d2": options.d2,
+        "double_softmax": options.double_softmax,
+        "pretrain": options.pretrain,
+        **trained,
+        "learning_rate": options.learning_rate,
+        "notes": leak.notes,
+        "curve": curve,
+        "device": device_name(device),
+        "seed": options.seed,
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+    return Outcome(report, leak, result, data, split)
+
+
+def _check(options: AttackOptions) -> None:
+    for name, value, least in (("rounds", options.rounds, 1), ("pretrain", options.pretrain, 0), ("curve", options.curve, 0), ("seed", options.seed, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    if not 0 <= options.learning_rate < 10:
+        raise ValueError(f"learning_rate={options.learning_rate} must be from 0 (Θ fixed) to below 10")
+    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, SCHEDULES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+    if options.preset is not None and options.preset not in PRESETS:
+        raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
+
+
+def _parties(options: AttackOptions, data):
+    """The partition and the public model."""
+    if isinstance(data, Table):
+        if options.columns is not None:
+            split = ColumnPartition.widths(options.columns)
+            if options.workers not in (None, split.workers):
+                raise ValueError(f"workers={options.workers} and columns={options.columns} disagree; the columns name {split.workers} workers")
+        else:
+            split = ColumnPartition.even(data.records.shape[1], 3 if options.workers is None else options.workers)
+        kind = VFLModel.mlp
+    else:
+        if options.columns is not None:
+            raise ValueError(f"columns={options.columns} is for tables; images are cut into tiles by workers=…")
+        split = GridPartition.for_workers(4 if options.workers is None else options.workers, *data.images.shape[2:])
+        kind = VFLModel.convolutional
+    model = kind(split.part_shapes(data), classes=data.classes, d2=options.d2, seed=options.seed, double_softmax=options.double_softmax)
+    return split, model
+
+
+def _settings(options: AttackOptions, data) -> Hyperparameters:
+    colour = isinstance(data, Images) and data.images.shape[1] == 3
+    base = PRESETS[options.preset or ("cifar10" if colour else "mnist")]
+    known = {f.name for f in dataclasses.fields(Hyperparameters)}
+    for name in options.overrides:
+        if name not in known:
+            raise ValueError(f"set: {name!r} is not a hyperparameter; known: {', '.join(sorted(known))}")
+    return dataclasses.replace(base, **options.overrides)
+
+
+def _bar(options: AttackOptions, total: int, what: str) -> tqdm:
+    slow = not sys.stderr.isatty()
+    return tqdm(total=total, desc=what, unit="round", disable=not options.progress, mininterval=20 if slow else 0.1, leave=False)
+
+
+def _pretrain(options, model, parts, data, batch_size, device) -> dict:
+    """Train Θ before the attack with Adam at 1e-3; the trained weights become the public model's."""
+    vfl = VerticalFL(
+        model, parts, data.labels, batch_size=batch_size, schedule="epochs", seed=options.seed + 1, device=device,
+        optimizer=lambda p: torch.optim.Adam(p, lr=1e-3),
+    )  # fmt: skip
+    with _bar(options, options.pretrain, "training") as bar:
+        for _ in vfl.rounds(options.pretrain):
+            bar.update()
+    model.parameters = {k: v.detach().clone() for k, v in vfl.parameters.items()}
+    loss, accuracy = vfl.evaluate()
+    return {"pretrain_loss": loss, "pretrain_accuracy": accuracy}
+
+
+def _refuse_hopeless(options: AttackOptions, rows: int, batch_size: int) -> None:
+    """The schedules whose incidence matrix can never reach rank N."""
+    batches = -(-rows // batch_size)
+    repeated = batches if options.schedule == "fixed" else 1 if batch_size == rows else rows
+    if repeated < rows:
+        reason = "K = N: every batch holds all rows" if batch_size == rows else "fixed batches repeat themselves"
+        raise NotIdentifiable(
+            f"batch_size={batch_size}, schedule={options.schedule!r}: {reason}, so the incidence matrix stays at rank {repeated} "
+            f"of {rows} rows and step I has no unique solution; use a redrawn schedule (random, epochs) and batch_size below {rows}"
+        )
+
+
+def _observe_exact(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions) -> None:
+    with _bar(options, options.rounds or vfl.rows + -(-vfl.rows // 20), "rounds") as bar:
+        while (attack.observed < options.rounds) if options.rounds else not (attack.ready or attack.stalled):
+            for view in vfl.rounds(1):
+                attack.observe(view)
+            bar.update()
+
+
+def _iterative(options, model, rows, settings, device):
+    common = {"rows": rows, "settings": settings, "seed": options.seed, "device": device}
+    if options.method == "single-loop":
+        return SingleLoopCAFE(model, **common)
+    return NestedLoopsCAFE(model, iterations=options.rounds or 8000, **common)
+
+
+def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> None:
+    """Run the rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
+    total = (options.rounds or 8000) * (3 if options.method == "nested-loops" else 1)
+    with _bar(options, total, options.method) as bar:
+        for view in vfl.rounds(total):
+            attack.observe(view)
+            bar.update()
+            if options.curve and attack.observed % options.curve == 0:
+                figures = score(attack.solve(), data, split).summary()
+                kept = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy")
+                steps = dict(zip(("step1", "step2", "step3"), attack.objectives))
+                curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if v == v else None for k, v in steps.items()}})
+
+
+@contextlib.contextmanager
+def output_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """A scratch folder whose files replace those of ``path`` together, once the block has ended well.
+
+    ``path`` is made beforehand, so that one that cannot be written is found out before the long work;
+    if the block fails, ``path`` is as it was.
+    """
+    target = Path(path)
+    made = [p for p in (target, *target.parents) if not p.exists()]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
+    except OSError as error:
+        raise ValueError(f"out={str(path)!r} cannot be written ({error.strerror}); name a folder that can") from error
+    try:
+        yield scratch
+        for file in sorted(scratch.iterdir(), key=lambda f: f.name == "report.json"):  # the report comes last
+            os.replace(file, target / file.name)
+        made = []
+    finally:
+        for file in scratch.iterdir():
+            file.unlink()
+        scratch.rmdir()
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def write_outputs(folder: Path, outcome: Outcome) -> None:
+    """``report.json``, ``leak.npz`` and ``leak.png`` into a folder."""
+    from . import plots
+
+    leak, data, split = outcome.leak.to("cpu"), outcome.data, outcome.split
+    recovered = split.merge(leak.slices)
+    arrays = {
+        "recovered": recovered.numpy(), "labels": leak.labels.numpy(), "label_values": np.array(data.label_values),
+        "leaks": leak.leaks.numpy(), "certified": leak.certified.numpy(), "residual": leak.residual.numpy(),
+    }  # fmt: skip
+    if isinstance(data, Table):
+        arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
+        arrays["columns"] = np.array(data.columns)
+    np.savez_compressed(folder / "leak.npz", **arrays)
+    plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
+    (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
