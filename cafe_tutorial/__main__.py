@@ -75,14 +75,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def attack(arguments: argparse.Namespace) -> int:
-    from .run import AttackOptions, output_folder, run_attack, write_outputs
+    from .run import AttackOptions, check_output, run_attack, write_outputs
 
     given = vars(arguments)
     names = AttackOptions.__dataclass_fields__
     options = AttackOptions(**{k: v for k, v in given.items() if k in names}, overrides=dict(arguments.set), progress=not arguments.quiet)
-    with output_folder(arguments.out) as folder:
-        outcome = run_attack(options)
-        write_outputs(folder, outcome)
+    check_output(arguments.out)
+    outcome = run_attack(options)
+    write_outputs(arguments.out, outcome)
     report = outcome.report
     print(f"{report['method']}: {report['rows']} rows of {report['data']}, {report['workers']} workers, batches of {report['batch_size']}")
     print(f"rounds   {report['rounds']} in {report['seconds']:.0f} s")

@@ -11,7 +11,6 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -257,36 +256,19 @@ def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> 
                 curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if v == v else None for k, v in steps.items()}})
 
 
-@contextlib.contextmanager
-def output_folder(path: str | os.PathLike) -> Iterator[Path]:
-    """A scratch folder whose files replace those of ``path`` together, once the block has ended well.
-
-    ``path`` is made beforehand, so that one that cannot be written is found out before the long work;
-    if the block fails, ``path`` is as it was.
-    """
+def check_output(path: str | os.PathLike) -> None:
+    """Find out before the long work whether ``path`` can become or is a writable folder; leaves nothing behind."""
     target = Path(path)
-    made = [p for p in (target, *target.parents) if not p.exists()]
+    existing = next(p for p in (target, *target.absolute().parents) if p.exists())
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
+        with tempfile.TemporaryFile(dir=existing):
+            pass
     except OSError as error:
         raise ValueError(f"out={str(path)!r} cannot be written ({error.strerror}); name a folder that can") from error
-    try:
-        yield scratch
-        for file in sorted(scratch.iterdir(), key=lambda f: f.name == "report.json"):  # the report comes last
-            os.replace(file, target / file.name)
-        made = []
-    finally:
-        for file in scratch.iterdir():
-            file.unlink()
-        scratch.rmdir()
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
-def write_outputs(folder: Path, outcome: Outcome) -> None:
-    """``report.json``, ``leak.npz`` and ``leak.png`` into a folder."""
+def write_outputs(path: str | os.PathLike, outcome: Outcome) -> None:
+    """``leak.npz``, ``leak.png`` and ``report.json`` into the folder ``path``, each whole, the report last."""
     from . import plots
 
     leak, data, split = outcome.leak.to("cpu"), outcome.data, outcome.split
@@ -298,6 +280,12 @@ def write_outputs(folder: Path, outcome: Outcome) -> None:
     if isinstance(data, Table):
         arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
         arrays["columns"] = np.array(data.columns)
-    np.savez_compressed(folder / "leak.npz", **arrays)
-    plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
-    (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target) as scratch:
+        folder = Path(scratch)
+        np.savez_compressed(folder / "leak.npz", **arrays)
+        plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
+        (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
+        for name in ("leak.npz", "leak.png", "report.json"):
+            os.replace(folder / name, target / name)

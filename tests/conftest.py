@@ -1,0 +1,64 @@
+"""Small cases made on the spot; no test reads a file that it did not write or touches the network."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1" if os.environ.get("PYTEST_XDIST_WORKER") else "2")
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cafe_tutorial.data import Images
+from cafe_tutorial.model import VFLModel
+from cafe_tutorial.partition import GridPartition
+from cafe_tutorial.protocol import VerticalFL
+
+
+def smooth_images(rows=10, channels=1, height=8, width=8, classes=3, seed=0):
+    """Random smooth images with random labels."""
+    g = torch.Generator().manual_seed(seed)
+    low = torch.rand(rows, channels, 3, 3, generator=g)
+    images = F.interpolate(low, size=(height, width), mode="bicubic", align_corners=True).clamp(0, 1)
+    return Images(images, torch.randint(classes, (rows,), generator=g), tuple(range(classes)), "smooth")
+
+
+def image_case(data, grid=(2, 2), *, batch_size=3, d2=32, seed=0, dtype=torch.float32, model_options=None, **options):
+    """Partition, model and running protocol for an image set."""
+    split = GridPartition(*grid)
+    model = VFLModel.convolutional(split.part_shapes(data), classes=data.classes, d2=d2, seed=seed, **(model_options or {}))
+    vfl = VerticalFL(model, split.split(data.images), data.labels, batch_size=batch_size, seed=seed, dtype=dtype, **options)
+    return split, model, vfl
+
+
+def table_case(rows=20, widths=(2, 3, 4), classes=2, *, batch_size=4, d2=32, seed=0, dtype=torch.float64, **options):
+    """Parts, model and running protocol for a random table."""
+    g = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(rows, w, generator=g, dtype=torch.float64) for w in widths]
+    labels = torch.randint(classes, (rows,), generator=g)
+    model = VFLModel.mlp([(w,) for w in widths], classes=classes, d2=d2, seed=seed)
+    return parts, labels, model, VerticalFL(model, parts, labels, batch_size=batch_size, seed=seed, dtype=dtype, **options)
+
+
+def true_gradients(vfl):
+    """v_n = ∂ℓ_n/∂u_n of each row's own loss and h_n, worker by worker: two lists of (N, d2) and (N, d1)."""
+    parts = vfl.model.unstack(vfl._stacked)
+    model, hidden, outputs, u = vfl.model, [], [], []
+    for m, x in enumerate(parts):
+        bottom = model.template(m)
+        own = {k: v.detach() for k, v in model.of_worker(vfl.parameters, m).items()}
+        h = model.representation(m, vfl.parameters)(x).detach()
+        u_m = (h @ own["first.weight"].T + own["first.bias"]).requires_grad_()
+        upper = {k[len("upper.") :]: v for k, v in own.items() if k.startswith("upper.")}
+        outputs.append(torch.func.functional_call(bottom.upper, upper, (u_m,)))
+        hidden.append(h)
+        u.append(u_m)
+    logits = F.linear(torch.cat(outputs, 1), vfl.parameters["head.weight"], vfl.parameters["head.bias"])
+    losses = model.loss(logits, vfl._labels) * len(vfl._labels)  # the sum of the rows' losses
+    return [v.detach() for v in torch.autograd.grad(losses, u)], hidden
+
+
+@pytest.fixture
+def digits():
+    from cafe_tutorial.data import load_images
+
+    return load_images("digits", rows=12, seed=1)

@@ -1,0 +1,151 @@
+import json
+
+import numpy as np
+import pytest
+
+from cafe_tutorial import run
+from cafe_tutorial.__main__ import main
+
+SMALL = ["attack", "--data", "digits", "--rows", "10", "--batch-size", "3", "--d2", "32", "--quiet"]
+KEYS = set(
+    "method data data_sha256 rows workers batch_size rounds seconds psnr_slice_mean psnr_slice_median psnr_image_median ssim_mean label_accuracy "
+    "slices_total slices_not_leaked slices_certified images_certified device seed versions".split()
+)
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_attack_writes_report_leak_and_picture(tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    report = report_of(out)
+    assert report.keys() >= KEYS and report["method"] == "exact" and report["data"] == "digits" and report["workers"] == 4
+    assert report["label_accuracy"] == 1.0 and report["slices_total"] == 40 and report["data_sha256"] is None
+    assert report["certified_psnr_min"] > 60
+    with np.load(out / "leak.npz") as leak:
+        assert leak["recovered"].shape == (10, 1, 8, 8) and leak["certified"].sum() == report["slices_certified"]
+    assert (out / "leak.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(p.name for p in out.iterdir()) == ["leak.npz", "leak.png", "report.json"]
+    assert "digits" in capsys.readouterr().out
+
+
+def test_the_same_command_gives_the_same_leak(tmp_path):
+    for name in "ab":
+        assert main([*SMALL, "--out", str(tmp_path / name)]) == 0
+    first, second = (np.load(tmp_path / n / "leak.npz") for n in "ab")
+    assert all(np.array_equal(first[k], second[k], equal_nan=first[k].dtype.kind == "f") for k in first.files)
+
+
+def test_your_own_file_is_named_by_name_and_hash(tmp_path):
+    np.savez(tmp_path / "mine.npz", images=np.random.default_rng(0).random((6, 8, 8)), labels=[3, 3, 7, 7, 3, 7])
+    assert main(["attack", "--data", str(tmp_path / "mine.npz"), "--batch-size", "2", "--quiet", "--out", str(tmp_path / "o")]) == 0
+    report = report_of(tmp_path / "o")
+    assert report["data"] == "mine.npz" and len(report["data_sha256"]) == 64 and report["rows"] == 6
+    assert str(tmp_path) not in (tmp_path / "o" / "report.json").read_text()
+    with np.load(tmp_path / "o" / "leak.npz") as leak:
+        assert leak["label_values"][leak["labels"]].tolist() == [3, 3, 7, 7, 3, 7]
+
+
+@pytest.mark.parametrize("extra", [["--columns", "5,10,15"], ["--workers", "16"], [], ["--pretrain", "30"]])
+def test_table(tmp_path, extra):
+    assert main(["attack", "--data", "breast-cancer", "--rows", "40", "--batch-size", "8", "--quiet", "--out", str(tmp_path / "o"), *extra]) == 0
+    report = report_of(tmp_path / "o")
+    assert report["psnr_slice_mean"] is None and report["certified_error_max"] < 1e-3
+    assert report["workers"] == (16 if "16" in extra else 3)
+    with np.load(tmp_path / "o" / "leak.npz") as leak:
+        assert leak["recovered_original_units"].shape == (40, 30)
+
+
+@pytest.mark.parametrize("method", ["single-loop", "nested-loops"])
+def test_iterative_methods_record_their_curve(tmp_path, method):
+    options = ["--method", method, "--rounds", "4", "--curve", "2", "--set", "gamma=0", "--set", "switch_step2=none", "--learning-rate", "1e-6"]
+    assert main([*SMALL, *options, "--out", str(tmp_path / "o")]) == 0
+    report = report_of(tmp_path / "o")
+    total = 12 if method == "nested-loops" else 4
+    assert report["rounds"] == total and [p["rounds"] for p in report["curve"]] == list(range(2, total + 1, 2))
+    assert report["settings"]["gamma"] == 0 and report["slices_certified"] == 0
+
+
+BAD = {
+    "unknown set": (["--data", "mnist-simple"], "neither a known set"),
+    "too many rows": (["--rows", "99999"], "rows=99999 must be a whole number from 1 to 1,797"),
+    "no rows": (["--rows", "0"], "rows=0"),
+    "workers that do not divide": (["--workers", "3"], "these numbers can: 1, 2, 4"),
+    "no workers": (["--workers", "0"], "workers=0"),
+    "batch above rows": (["--batch-size", "11"], "batch_size=11 must be a whole number from 1 to 10"),
+    "no batch": (["--batch-size", "0"], "batch_size=0"),
+    "K = N": (["--batch-size", "10"], "K = N"),
+    "fixed batches": (["--schedule", "fixed"], "fixed batches repeat"),
+    "too few rounds": (["--rounds", "6"], "at least 4 more rounds"),
+    "no rounds": (["--rounds", "0"], "rounds=0 must be at least 1"),
+    "no first layer": (["--d2", "0"], "d2=0"),
+    "columns of images": (["--columns", "3,5"], "is for tables"),
+    "columns that do not add up": (["--data", "breast-cancer", "--columns", "3,5"], "has 30 columns, the groups hold 8"),
+    "columns against workers": (["--data", "breast-cancer", "--columns", "10,20", "--workers", "3"], "disagree"),
+    "unknown hyperparameter": (["--method", "single-loop", "--set", "delta=1"], "'delta' is not a hyperparameter"),
+    "negative weight": (["--method", "single-loop", "--set", "gamma=-1"], "gamma=-1.0 must not be negative"),
+    "learning rate": (["--learning-rate", "-1"], "learning_rate=-1"),
+    "negative seed": (["--seed", "-1"], "seed=-1"),
+    "negative curve": (["--curve", "-5"], "curve=-5"),
+    "negative pretrain": (["--pretrain", "-1"], "pretrain=-1"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input(tmp_path, capsys, kind):
+    arguments, message = BAD[kind]
+    assert main([*SMALL, "--out", str(tmp_path / "o"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--method", "dlg"], ["--schedule", "daily"], ["--preset", "svhn"], ["--columns", "a,b"], ["--set", "gamma"], ["--device", "tpu"], ["--rows", "many"]])
+def test_bad_choices_are_refused_by_the_parser(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([*SMALL, *arguments])
+    assert stop.value.code == 2 and arguments[0] in capsys.readouterr().err
+
+
+def test_cuda_without_a_gpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([*SMALL, "--device", "cuda", "--out", str(tmp_path / "o")]) == 2
+    assert "torch sees no CUDA GPU" in capsys.readouterr().err
+
+
+def test_out_that_cannot_be_a_folder(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(run, "run_attack", lambda options: pytest.fail("the long work began"))
+    for out in ("file", "file/below"):
+        assert main([*SMALL, "--out", str(tmp_path / out)]) == 2
+        assert "cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("where", ["attack", "picture"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_an_interrupted_run_leaves_no_half_written_report(tmp_path, capsys, monkeypatch, where, earlier):
+    out = tmp_path / "o"
+    if earlier:
+        assert main([*SMALL, "--out", str(out)]) == 0
+        before = {p.name: p.read_bytes() for p in out.iterdir()}
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    target = "cafe_tutorial.attack.exact.ExactCAFE.solve" if where == "attack" else "cafe_tutorial.plots.true_beside_recovered"
+    monkeypatch.setattr(target, interrupt)
+    assert main([*SMALL, "--out", str(out)]) == 130
+    assert "nothing was written" in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before if earlier else not any(out.glob("*")) if out.exists() else True
+
+
+def test_doctor_and_help(capsys):
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "torch" in text and "device" in text and "mnist-sample" in text and "cifar10" in text
+    for arguments in (["--help"], ["attack", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0 and "examples:" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""An attack object cannot reach private data: no tensor it holds shares memory with it, nothing leads to it."""
+
+import pytest
+import torch
+from conftest import image_case, smooth_images, table_case
+
+from cafe_tutorial.attack import ExactCAFE, NestedLoopsCAFE, SingleLoopCAFE
+from cafe_tutorial.data import Images
+from cafe_tutorial.protocol import VerticalFL
+
+
+def reachable(start):
+    """Every object that attributes, containers, closures and bound methods lead to."""
+    seen, queue = {}, [start]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)):
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, dict):
+            queue += [*thing.keys(), *thing.values()]
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            queue += list(thing)
+        elif isinstance(thing, torch.Tensor):
+            queue += [thing.grad_fn, thing._base]
+        else:
+            queue += [getattr(thing, "__self__", None), *(c.cell_contents for c in getattr(thing, "__closure__", None) or ())]
+            queue += list(getattr(thing, "__dict__", {}).values())
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("make", [ExactCAFE, SingleLoopCAFE, lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)])
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_nothing_leads_from_an_attack_to_the_data(make, kind):
+    if kind == "images":
+        data = smooth_images(6, 1, 4, 4)
+        _, model, vfl = image_case(data, (1, 2), batch_size=2)
+        private = [data.images, data.labels, *vfl._stacked, vfl._labels]
+    else:
+        parts, labels, model, vfl = table_case(rows=6, batch_size=2, dtype=torch.float32)
+        private = [*parts, labels, *vfl._stacked, vfl._labels]
+    attack = make(model, rows=6)
+    for view in vfl.rounds(40):
+        attack.observe(view)
+    attack.solve()
+    found = reachable(attack)
+    tensors = [t for t in found if isinstance(t, torch.Tensor)]
+    assert len(tensors) > 10
+    assert not {t.untyped_storage().data_ptr() for t in tensors} & {p.untyped_storage().data_ptr() for p in private}
+    assert not any(isinstance(t, (VerticalFL, Images)) for t in found)
+    assert not any(t.grad_fn for t in tensors)
+    known = reachable(vfl)  # the search itself would see them
+    assert any(t is vfl._labels for t in known)
+
+
+def test_an_attack_does_not_depend_on_anything_but_views_and_model():
+    """The same views give the same leak when every private tensor has been overwritten."""
+    leaks = []
+    for wipe in (False, True):
+        parts, labels, model, vfl = table_case(rows=10, batch_size=3)
+        views = list(vfl.rounds(30))
+        if wipe:
+            for private in (*parts, labels, *vfl._stacked, vfl._labels):
+                private.zero_()
+        attack = ExactCAFE(model, rows=10)
+        for view in views:
+            attack.observe(view)
+        leaks.append(attack.solve())
+    assert all(torch.equal(a, b) for a, b in zip(leaks[0].slices, leaks[1].slices))
+    assert torch.equal(leaks[0].labels, leaks[1].labels)
