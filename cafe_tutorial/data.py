@@ -41,6 +41,7 @@ class Images:
     labels : Tensor, shape (N,), int64 in 0 … classes - 1
     label_values : the label that each class number stands for, in order
     name : the built-in name, or the file's or folder's own name (never a path)
+    row_numbers : Tensor, shape (N,): which rows of the whole set these are
     sha256 : hash of the file or folder it was read from, None for a built-in set
     """
 
@@ -48,6 +49,7 @@ class Images:
     labels: Tensor
     label_values: tuple
     name: str
+    row_numbers: Tensor | None = None
     sha256: str | None = None
 
     @property
@@ -81,6 +83,7 @@ class Table:
     mean: Tensor
     scale: Tensor
     name: str
+    row_numbers: Tensor | None = None
     sha256: str | None = None
 
     @property
@@ -99,12 +102,13 @@ class Table:
         return len(self.labels)
 
 
-def load(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0) -> Images | Table:
+def load(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0, at_most: int | None = None) -> Images | Table:
     """Load a table or an image set, whichever ``data`` names: see :func:`load_images` and :func:`load_table`."""
-    return load_table(data, rows=rows, seed=seed) if str(data) in TABLES else load_images(data, rows=rows, seed=seed)
+    kind = load_table if str(data) in TABLES else load_images
+    return kind(data, rows=rows, seed=seed, at_most=at_most)
 
 
-def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0) -> Images:
+def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int = 0, at_most: int | None = None) -> Images:
     """Load a labelled image set.
 
     Parameters
@@ -115,6 +119,7 @@ def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int =
         a folder with one sub-folder of image files per class.
     rows : how many rows to draw without replacement; all of them, in order, when None
     seed : chooses the sample
+    at_most : when ``rows`` is None, draw this many from a larger set
 
     Raises
     ------
@@ -122,30 +127,31 @@ def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int =
     FileNotFoundError : a path that does not exist
     """
     name = str(data)
+    sample = (rows, seed, at_most)
     if name in TABLES:
         raise ValueError(f"data={name!r} is a table, not an image set; load it with load_table({name!r})")
     if name in BUILT_IN:
         images, labels = _built_in_images(name)
-        return _finish(images, labels, name, None, rows, seed)
+        return _finish(images, labels, name, None, sample)
     if name in DOWNLOADED:
         images, labels = _download(name)
-        return _finish(images, labels, name, None, rows, seed)
+        return _finish(images, labels, name, None, sample)
     path = Path(data)
     if path.is_dir():
-        return _image_folder(path, rows, seed)
+        return _image_folder(path, sample)
     if not path.exists():
         known = ", ".join([*BUILT_IN, *DOWNLOADED])
         raise FileNotFoundError(f"data={name!r} is neither a known set ({known}) nor an existing .npz file or image folder")
     if path.suffix.lower() != ".npz":
         raise ValueError(f"data={name!r} has the ending {path.suffix!r}; an .npz file or a folder of class folders is read")
     images, labels = _read_npz(path)
-    return _finish(images, labels, path.name, _sha256([path]), rows, seed)
+    return _finish(images, labels, path.name, _sha256([path]), sample)
 
 
-def load_table(data: str = "breast-cancer", *, rows: int | None = None, seed: int = 0) -> Table:
+def load_table(data: str = "breast-cancer", *, rows: int | None = None, seed: int = 0, at_most: int | None = None) -> Table:
     """Load a built-in table (``breast-cancer``: 569 records, 30 columns, 2 classes), columns standardized.
 
-    ``rows`` and ``seed`` choose a sample as in :func:`load_images`; mean and scale are the whole table's.
+    ``rows``, ``seed`` and ``at_most`` choose a sample as in :func:`load_images`; mean and scale are the whole table's.
     """
     if str(data) not in TABLES:
         raise ValueError(f"data={str(data)!r} is not a known table; known: {', '.join(TABLES)}")
@@ -154,7 +160,7 @@ def load_table(data: str = "breast-cancer", *, rows: int | None = None, seed: in
     source = load_breast_cancer()
     raw = torch.as_tensor(source.data, dtype=torch.float64)  # (N, D)
     mean, scale = raw.mean(0), raw.std(0, correction=0)
-    keep = _sample(len(raw), rows, seed)
+    keep = _sample(len(raw), rows, seed, at_most)
     return Table(
         records=((raw - mean) / scale).float()[keep],
         labels=torch.as_tensor(source.target, dtype=torch.int64)[keep],
@@ -163,11 +169,14 @@ def load_table(data: str = "breast-cancer", *, rows: int | None = None, seed: in
         mean=mean,
         scale=scale,
         name=str(data),
+        row_numbers=keep,
     )
 
 
-def _sample(total: int, rows: int | None, seed: int) -> Tensor:
+def _sample(total: int, rows: int | None, seed: int, at_most: int | None) -> Tensor:
     """Row numbers of the sample, shape (rows,)."""
+    if rows is None and at_most is not None and at_most < total:
+        rows = at_most
     if rows is None:
         return torch.arange(total)
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= total:
@@ -175,13 +184,13 @@ def _sample(total: int, rows: int | None, seed: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
 
 
-def _finish(images: np.ndarray, labels: np.ndarray, name: str, sha256: str | None, rows: int | None, seed: int) -> Images:
+def _finish(images: np.ndarray, labels: np.ndarray, name: str, sha256: str | None, sample: tuple) -> Images:
     """Map the labels over the whole set, then draw the sample: (N, C, H, W) float32."""
     values, mapped = np.unique(labels, return_inverse=True)
-    keep = _sample(len(labels), rows, seed)
+    keep = _sample(len(labels), *sample)
     chosen = torch.from_numpy(np.ascontiguousarray(images[keep.numpy()]))
     pixels = chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen.float()
-    return Images(pixels, torch.from_numpy(mapped.astype(np.int64))[keep], tuple(values.tolist()), name, sha256)
+    return Images(pixels, torch.from_numpy(mapped.astype(np.int64))[keep], tuple(values.tolist()), name, keep, sha256)
 
 
 def _built_in_images(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -288,7 +297,7 @@ def _check_labels(labels: np.ndarray, rows: int, name: str) -> np.ndarray:
     return labels
 
 
-def _image_folder(path: Path, rows: int | None, seed: int) -> Images:
+def _image_folder(path: Path, sample: tuple) -> Images:
     """A folder of class folders; only the files of the sample are opened."""
     from PIL import Image, UnidentifiedImageError
     from torchvision.datasets import ImageFolder
@@ -297,7 +306,7 @@ def _image_folder(path: Path, rows: int | None, seed: int) -> Images:
         source = ImageFolder(str(path))
     except (FileNotFoundError, OSError) as error:
         raise ValueError(f"data={path.name!r} must hold one sub-folder of image files per class: {error}") from error
-    keep = _sample(len(source.samples), rows, seed)
+    keep = _sample(len(source.samples), *sample)
     files = [Path(source.samples[i][0]) for i in keep.tolist()]
     pixels, grey = [], True
     for file in files:
@@ -313,4 +322,4 @@ def _image_folder(path: Path, rows: int | None, seed: int) -> Images:
     stack = np.stack(pixels).transpose(0, 3, 1, 2)  # (N, 3, H, W)
     labels = torch.tensor([source.samples[i][1] for i in keep.tolist()])
     images = torch.from_numpy(np.ascontiguousarray(stack[:, :1] if grey else stack)).float() / 255
-    return Images(images, labels, tuple(source.classes), path.name, _sha256(files))
+    return Images(images, labels, tuple(source.classes), path.name, keep, _sha256(files))

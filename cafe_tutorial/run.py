@@ -99,9 +99,8 @@ def run_attack(options: AttackOptions) -> Outcome:
     """
     _check(options)
     device = choose_device(options.device)
-    whole = load(options.data)
-    rows = options.rows if options.rows is not None else min(800, len(whole))
-    data = load(options.data, rows=rows, seed=options.seed)
+    data = load(options.data, rows=options.rows, seed=options.seed, at_most=800)
+    rows = len(data)
     batch_size = options.batch_size if options.batch_size is not None else max(1, min(40, rows // 20))
     split, model = _parties(options, data)
     settings = _settings(options, data)
@@ -276,6 +275,7 @@ def write_outputs(path: str | os.PathLike, outcome: Outcome) -> None:
     arrays = {
         "recovered": recovered.numpy(), "labels": leak.labels.numpy(), "label_values": np.array(data.label_values),
         "leaks": leak.leaks.numpy(), "certified": leak.certified.numpy(), "residual": leak.residual.numpy(),
+        "row_numbers": data.row_numbers.numpy(),
     }  # fmt: skip
     if isinstance(data, Table):
         arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
