@@ -1,4 +1,4 @@
-"""The command line: ``attack`` runs one attack, ``doctor`` says what is installed and at hand."""
+"""The command line: ``attack`` runs one attack, ``experiment`` repeats a measurement, ``doctor`` says what is at hand."""
 
 from __future__ import annotations
 
@@ -70,18 +70,45 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--seed", type=int, default=0, help="chooses rows, weights, batches and starts (default: 0)")
     a.add_argument("--out", default="out", metavar="DIR", help="folder for the results; an earlier report there is replaced once the new one is complete (default: out)")
     a.add_argument("--quiet", action="store_true", help="no progress bars")
+    e = commands.add_parser("experiment", help="repeat a measurement and write its JSON", description="Repeat a measurement and write its JSON with command, seed, device, versions and date.")
+    e.add_argument("name", choices=("speed",), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers")
+    e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    e.add_argument("--seed", type=int, default=0)
+    e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only)")
+    e.add_argument("--quiet", action="store_true", help="no progress bar")
     commands.add_parser("doctor", help="say what is installed, which device would be used, which data sets are at hand")
     return top
 
 
+def _command(arguments: argparse.Namespace) -> str:
+    """The command again, without the output folder, and with the data's name for its path."""
+    from pathlib import Path
+
+    defaults, parts = vars(parser().parse_args(["attack"])), ["cafe-tutorial attack"]
+    for name, value in vars(arguments).items():
+        if value == defaults[name] or name in ("command", "out", "quiet"):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if name == "set":
+            parts += [f"{option} {key}={setting}" for key, setting in value]
+        elif value is True:
+            parts.append(option)
+        else:
+            text = Path(value).name if name == "data" else ",".join(map(str, value)) if isinstance(value, list) else value
+            parts.append(f"{option} {text}")
+    return " ".join(parts)
+
+
 def attack(arguments: argparse.Namespace) -> int:
-    from .run import AttackOptions, check_output, run_attack, write_outputs
+    from .report import check_output, write_outputs
+    from .run import AttackOptions, run_attack
 
     given = vars(arguments)
     names = AttackOptions.__dataclass_fields__
     options = AttackOptions(**{k: v for k, v in given.items() if k in names}, overrides=dict(arguments.set), progress=not arguments.quiet)
     check_output(arguments.out)
     outcome = run_attack(options)
+    outcome.report["command"] = _command(arguments)
     write_outputs(arguments.out, outcome)
     report = outcome.report
     print(f"{report['method']}: {report['rows']} rows of {report['data']}, {report['workers']} workers, batches of {report['batch_size']}")
@@ -93,11 +120,32 @@ def attack(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def doctor() -> int:
+def experiment(arguments: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from .experiments import speed
+    from .report import check_output, provenance, write_whole
+    from .run import choose_device
+
+    if arguments.out:
+        check_output(Path(arguments.out).absolute().parent)
+    device = choose_device(arguments.device)
+    result = speed.run(device=device, seed=arguments.seed, progress=not arguments.quiet)
+    command = f"cafe-tutorial experiment {arguments.name} --device {arguments.device} --seed {arguments.seed}"
+    text = json.dumps({**result, **provenance(device, arguments.seed, command)}, indent=2) + "\n"
+    print(text, end="")
+    if arguments.out:
+        write_whole(Path(arguments.out), text)
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from .data import BUILT_IN, DOWNLOADED, download_root
-    from .run import choose_device, device_name, versions
+    from .report import device_name, versions
+    from .run import choose_device
 
     for name, version in versions().items():
         print(f"{name:<15} {version}")
@@ -114,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit status 0, or 2 with one line on stderr for input that will not do, or 130 when interrupted."""
     arguments = parser().parse_args(argv)
     try:
-        return doctor() if arguments.command == "doctor" else attack(arguments)
+        return {"attack": attack, "experiment": experiment, "doctor": doctor}[arguments.command](arguments)
     except (ValueError, FileNotFoundError) as error:
         print(f"cafe-tutorial: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,14 @@
-"""Figures: image grids, true beside recovered, legible on light and dark pages."""
+"""Figures: image grids, true beside recovered, curves; legible on light and on dark pages.
+
+Each function returns a :class:`Picture`; as the last expression of a notebook cell it shows itself.
+"""
 
 from __future__ import annotations
 
+import io
 from contextlib import contextmanager
 
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -12,11 +16,20 @@ from torch import Tensor
 INK = "#808080"  # mid-grey text and lines stand out on white and on near-black
 
 
+class Picture(Figure):
+    """A figure outside pyplot's bookkeeping: shown once, by its own PNG, and freed with its last reference."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=150, facecolor="none")
+        return buffer.getvalue()
+
+
 @contextmanager
 def style():
-    """Transparent figures with mid-grey text."""
+    """Transparent axes with mid-grey text."""
     colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    with plt.rc_context({**colours, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "font.size": 11}):
+    with mpl.rc_context({**colours, "figure.facecolor": "none", "axes.facecolor": "none", "font.size": 11}):
         yield
 
 
@@ -24,16 +37,14 @@ def _tiles(images: Tensor, gap: int = 1) -> np.ndarray:
     """Images (n, C, H, W) side by side as one (H, n·(W + gap) - gap, 4) array; the gaps are transparent."""
     pixels = images.detach().cpu().clamp(0, 1).float()
     n, channels, height, width = pixels.shape
-    rgb = pixels.expand(n, 3, height, width) if channels == 1 else pixels
-    strip = np.zeros((height, n * (width + gap) - gap, 4), dtype=np.float32)
-    for i, image in enumerate(rgb.permute(0, 2, 3, 1).numpy()):
-        left = i * (width + gap)
-        strip[:, left : left + width, :3], strip[:, left : left + width, 3] = image, 1
-    return strip
+    strip = np.zeros((n, height, width + gap, 4), dtype=np.float32)
+    strip[:, :, :width, :3] = pixels.expand(n, 3, height, width).permute(0, 2, 3, 1).numpy()
+    strip[:, :, :width, 3] = 1
+    return strip.transpose(1, 0, 2, 3).reshape(height, -1, 4)[:, :-gap]
 
 
-def image_rows(rows: dict[str, Tensor], *, columns: int = 10, size: float = 0.8) -> Figure:
-    """A figure of labelled rows of images.
+def image_rows(rows: dict[str, Tensor], *, columns: int = 10, size: float = 0.55) -> Picture:
+    """Labelled rows of images.
 
     rows : row label to images (n, C, H, W); the first ``columns`` of each are drawn
     columns : images a row
@@ -43,8 +54,8 @@ def image_rows(rows: dict[str, Tensor], *, columns: int = 10, size: float = 0.8)
         raise ValueError("rows must hold at least one row of images")
     columns = min(columns, *(len(images) for images in rows.values()))
     with style():
-        figure, axes = plt.subplots(len(rows), 1, figsize=(columns * size + 1.2, len(rows) * size * 1.15), squeeze=False)
-        for ax, (label, images) in zip(axes[:, 0], rows.items()):
+        figure = Picture(figsize=(columns * size + 1.1, len(rows) * size * 1.15))
+        for ax, (label, images) in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows.items()):
             ax.imshow(_tiles(images[:columns]), interpolation="nearest")
             ax.set_ylabel(label, rotation=0, ha="right", va="center")
             ax.set(xticks=[], yticks=[])
@@ -53,13 +64,14 @@ def image_rows(rows: dict[str, Tensor], *, columns: int = 10, size: float = 0.8)
     return figure
 
 
-def true_beside_recovered(leak, data, split, *, columns: int = 10) -> Figure:
+def true_beside_recovered(leak, data, split, *, columns: int = 10) -> Picture:
     """Two rows, true and recovered: images of an image set, or records of a table as colour strips."""
     recovered = split.merge([s.cpu() for s in leak.slices])
     if recovered.dim() == 4:
         return image_rows({"true": data.images, "recovered": recovered}, columns=columns)
     with style():
-        figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
+        figure = Picture(figsize=(10, 3.2))
+        axes = figure.subplots(1, 3, sharey=True)
         true, found = data.records[:columns], recovered[:columns]
         for ax, title, values in zip(axes, ("true", "recovered", "difference"), (true, found, found - true)):
             ax.imshow(values.numpy(), cmap="coolwarm", vmin=-3, vmax=3, aspect="auto", interpolation="nearest")
@@ -69,14 +81,14 @@ def true_beside_recovered(leak, data, split, *, columns: int = 10) -> Figure:
     return figure
 
 
-def curve(points: list[tuple[int, float]], *, xlabel: str = "rounds", ylabel: str = "PSNR (dB)") -> Figure:
+def curve(points: list[tuple[int, float]], *, xlabel: str = "rounds", ylabel: str = "PSNR (dB)") -> Picture:
     """A line through (x, y) points."""
     with style():
-        figure, ax = plt.subplots(figsize=(7, 3.2))
+        figure = Picture(figsize=(6, 3))
+        ax = figure.subplots()
         x, y = zip(*points)
         ax.plot(x, y, color="#4c78a8", marker="o", markersize=3)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.grid(alpha=0.25)
         figure.tight_layout()
     return figure
-

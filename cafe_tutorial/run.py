@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
-import json
-import os
-import platform
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
-from importlib import metadata
-from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
@@ -25,6 +16,7 @@ from .metrics import Score, score
 from .model import VFLModel
 from .partition import ColumnPartition, GridPartition
 from .protocol import SCHEDULES, VerticalFL
+from .report import provenance
 
 METHODS = ("exact", "single-loop", "nested-loops")
 
@@ -73,22 +65,6 @@ def choose_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise ValueError(f"device={name!r} must be auto, cpu or cuda")
     return torch.device(name)
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    names = ("cafe-tutorial", "torch", "torchvision", "numpy", "scikit-learn", "scikit-image", "mlxtend")
-    found = {"python": platform.python_version()}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
 
 
 def run_attack(options: AttackOptions) -> Outcome:
@@ -145,10 +121,7 @@ def run_attack(options: AttackOptions) -> Outcome:
         "learning_rate": options.learning_rate,
         "notes": leak.notes,
         "curve": curve,
-        "device": device_name(device),
-        "seed": options.seed,
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
+        **provenance(device, options.seed),
     }
     return Outcome(report, leak, result, data, split)
 
@@ -253,39 +226,3 @@ def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> 
                 kept = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy")
                 steps = dict(zip(("step1", "step2", "step3"), attack.objectives))
                 curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if v == v else None for k, v in steps.items()}})
-
-
-def check_output(path: str | os.PathLike) -> None:
-    """Find out before the long work whether ``path`` can become or is a writable folder; leaves nothing behind."""
-    target = Path(path)
-    existing = next(p for p in (target, *target.absolute().parents) if p.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise ValueError(f"out={str(path)!r} cannot be written ({error.strerror}); name a folder that can") from error
-
-
-def write_outputs(path: str | os.PathLike, outcome: Outcome) -> None:
-    """``leak.npz``, ``leak.png`` and ``report.json`` into the folder ``path``, each whole, the report last."""
-    from . import plots
-
-    leak, data, split = outcome.leak.to("cpu"), outcome.data, outcome.split
-    recovered = split.merge(leak.slices)
-    arrays = {
-        "recovered": recovered.numpy(), "labels": leak.labels.numpy(), "label_values": np.array(data.label_values),
-        "leaks": leak.leaks.numpy(), "certified": leak.certified.numpy(), "residual": leak.residual.numpy(),
-        "row_numbers": data.row_numbers.numpy(),
-    }  # fmt: skip
-    if isinstance(data, Table):
-        arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
-        arrays["columns"] = np.array(data.columns)
-    target = Path(path)
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target) as scratch:
-        folder = Path(scratch)
-        np.savez_compressed(folder / "leak.npz", **arrays)
-        plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
-        (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
-        for name in ("leak.npz", "leak.png", "report.json"):
-            os.replace(folder / name, target / name)

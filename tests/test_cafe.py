@@ -87,7 +87,7 @@ def test_fused_and_plain_workers_attack_alike():
         _, model, vfl = image_case(data, (1, 2), batch_size=2, model_options={"fuse": fuse}, dtype=torch.float64)
         attack = SingleLoopCAFE(model, rows=6, dtype=torch.float64)
         for values in (attack.V, attack.H, attack.x_hat):  # one start for both
-            for i, v in enumerate(values):
+            for v in values:
                 v.copy_(torch.linspace(0, 1, v[0].numel(), dtype=torch.float64).view(v[0].shape).expand_as(v) * 0.1)
         found.append(run(attack, vfl, 8).solve().slices)
     assert all(torch.allclose(a, b, atol=1e-8) for a, b in zip(*found))

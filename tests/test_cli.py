@@ -149,3 +149,24 @@ def test_doctor_and_help(capsys):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0 and "examples:" in capsys.readouterr().out
+
+
+def test_the_report_names_its_command_without_paths(tmp_path):
+    np.savez(tmp_path / "mine.npz", images=np.random.default_rng(0).random((6, 4, 4)), labels=[0, 1] * 3)
+    options = ["--data", str(tmp_path / "mine.npz"), "--batch-size", "2", "--method", "single-loop", "--rounds", "2", "--set", "gamma=0", "--double-softmax"]
+    assert main(["attack", *options, "--quiet", "--out", str(tmp_path / "o")]) == 0
+    expected = "cafe-tutorial attack --data mine.npz --double-softmax --batch-size 2 --method single-loop --rounds 2 --set gamma=0.0"
+    assert report_of(tmp_path / "o")["command"] == expected
+
+
+def test_experiment_speed(tmp_path, monkeypatch, capsys):
+    from cafe_tutorial.experiments import speed
+
+    full = speed.run
+    monkeypatch.setattr(speed, "run", lambda **options: full(repeats=1, **options))
+    assert main(["experiment", "speed", "--quiet", "--out", str(tmp_path / "s.json")]) == 0
+    result = json.loads((tmp_path / "s.json").read_text())
+    assert result["plain_over_fused"] > 0 and set(result["milliseconds"]["fused"]) == {"round", "step1", "step2", "step3"}
+    assert result["command"].startswith("cafe-tutorial experiment speed") and 0 < sum(result["operations"].values()) <= 1
+    (tmp_path / "file").write_text("x")
+    assert main(["experiment", "speed", "--out", str(tmp_path / "file" / "s.json")]) == 2

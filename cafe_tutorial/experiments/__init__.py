@@ -1,0 +1,1 @@
+"""Measurements as commands: each module's ``run`` returns what its JSON file holds."""

@@ -1,0 +1,83 @@
+"""Where a result comes from, and writing it so that no half of it is ever seen."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .data import Table
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    names = ("cafe-tutorial", "torch", "torchvision", "numpy", "scikit-learn", "scikit-image", "mlxtend")
+    found = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def provenance(device: torch.device, seed: int, command: str | None = None) -> dict:
+    """Where a result comes from: command, seed, device, versions and date."""
+    own = {"device": device_name(device), "seed": seed, "versions": versions(), "date": datetime.date.today().isoformat()}
+    return {"command": command, **own} if command else own
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file so that an interruption leaves the old one or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=file.parent) as scratch:
+        (Path(scratch) / file.name).write_text(text)
+        os.replace(Path(scratch) / file.name, file)
+
+
+def check_output(path: str | os.PathLike) -> None:
+    """Find out before the long work whether ``path`` can become or is a writable folder; leaves nothing behind."""
+    target = Path(path)
+    existing = next(p for p in (target, *target.absolute().parents) if p.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise ValueError(f"out={str(path)!r} cannot be written ({error.strerror}); name a folder that can") from error
+
+
+def write_outputs(path: str | os.PathLike, outcome) -> None:
+    """``leak.npz``, ``leak.png`` and ``report.json`` into the folder ``path``, each whole, the report last."""
+    from . import plots
+
+    leak, data, split = outcome.leak.to("cpu"), outcome.data, outcome.split
+    recovered = split.merge(leak.slices)
+    arrays = {
+        "recovered": recovered.numpy(), "labels": leak.labels.numpy(), "label_values": np.array(data.label_values),
+        "leaks": leak.leaks.numpy(), "certified": leak.certified.numpy(), "residual": leak.residual.numpy(),
+        "row_numbers": data.row_numbers.numpy(),
+    }  # fmt: skip
+    if isinstance(data, Table):
+        arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
+        arrays["columns"] = np.array(data.columns)
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target) as scratch:
+        folder = Path(scratch)
+        np.savez_compressed(folder / "leak.npz", **arrays)
+        plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
+        (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
+        for name in ("leak.npz", "leak.png", "report.json"):
+            os.replace(folder / name, target / name)
