@@ -40,7 +40,7 @@ class Score:
     """How good a leak is.
 
     psnr_slice : (N, M) dB and psnr_image : (N,) dB, None for tables; relative_error : (N, M),
-    ‖x̂ - x‖ / ‖x‖ of each slice; leaks and certified : (N, M), from the leak itself.
+    ‖x̂ - x‖ / ‖x‖ of each slice, not finite where x is zero; leaks and certified : (N, M), from the leak itself.
     ``summary()`` gives the figures of a report.
     """
 
@@ -97,7 +97,7 @@ def score(leak, data, split) -> Score:
     true = split.split(data.features)
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
         raise ValueError(f"leak has slices {[tuple(s.shape) for s in leak.slices]}, the data {[tuple(t.shape) for t in true]}")
-    error = [((s.double() - t).flatten(1).norm(dim=1) / t.double().flatten(1).norm(dim=1).clamp_min(1e-12)) for s, t in zip(leak.slices, true)]
+    error = [(s.double() - t).flatten(1).norm(dim=1) / t.double().flatten(1).norm(dim=1) for s, t in zip(leak.slices, true)]
     images = data.features.dim() == 4
     merged = split.merge(leak.slices)
     return Score(
@@ -114,14 +114,13 @@ def score(leak, data, split) -> Score:
 
 
 def _over(values: Tensor | None, mask: Tensor | None, reduce) -> float | None:
-    """Reduce the values that the mask keeps; None where there are none or they are NaN."""
+    """Reduce the finite values that the mask keeps; None where there are none."""
     if values is None:
         return None
-    kept = values if mask is None else values[mask]
+    kept = values[torch.isfinite(values) if mask is None else mask & torch.isfinite(values)]
     if not kept.numel():
         return None
-    result = float(reduce(kept))
-    return result if math.isfinite(result) else None
+    return float(reduce(kept))
 
 
 def _text(value: float | None) -> str:

@@ -54,8 +54,11 @@ def test_exact_solution_and_its_error(size):
     while equations.rank < rows or len(equations) < equations.last_gain + 10:
         s = next(stream)
         equations.add(s, V[s].mean(0).float())
-    solution, error = equations.solve(eps=torch.finfo(torch.float32).eps)
-    ratio = (solution - V).norm(dim=1) / error.norm(dim=1)
+    solution, noise = equations.solve(eps=torch.finfo(torch.float32).eps)
+    ratio = (solution - V).norm(dim=1) / (equations.spread() * noise.norm())
+    moves = equations.perturbations(slice(0, 40), noise, 400, g)
+    drawn = moves.square().sum(2).mean(0).sqrt() / (equations.spread() * noise.norm())
+    assert moves.shape == (400, rows, 40) and drawn.min() > 0.9 and drawn.max() < 3
     assert (solution - V).norm() < 1e-4 * V.norm()
     assert ratio.max() < 4 and ratio.median() > 0.05  # the prediction is of the right size
     assert abs(equations.condition() - float(torch.linalg.cond(equations.incidence))) < 1e-6 * equations.condition()

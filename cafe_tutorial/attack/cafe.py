@@ -57,7 +57,7 @@ class SingleLoopCAFE:
         self._adam_y = RowAdam(self.y_hat, own.lr_step3, **adam)
         self.objectives = [float("nan")] * 3
         self.observed = 0
-        self._active = 1
+        self._active, self._full = 1, 0
         self._parameters = None
 
     def observe(self, view: RoundView) -> None:
@@ -78,7 +78,7 @@ class SingleLoopCAFE:
 
     def _scale(self, view: RoundView) -> float:
         """|s| / K turns a short batch's average into the scale of a full one's, v_n / K."""
-        self._full = max(getattr(self, "_full", 0), len(view.indices))
+        self._full = max(self._full, len(view.indices))
         return len(view.indices) / self._full
 
     def _step1(self, view: RoundView) -> Tensor:

@@ -20,6 +20,7 @@ from .step1 import BiasEquations
 from .step2 import WeightEquations
 
 LIVE = 8.0  # ‖v̂_n‖ must exceed this many times its expected error
+DRAWS = 8  # perturbations of V, to see how far H moves
 CERTIFIED = 1e-8  # no residual above this is ever certified
 FLOOR = 1e-10  # and none below this is doubted for its size, if h_n itself is known well enough
 
@@ -101,11 +102,13 @@ class ExactCAFE:
         if self.missing:
             raise NotIdentifiable(self._why_not())
         eps = torch.finfo(self._parameters["head.bias"].dtype).eps
-        V, V_error = self.bias.solve(eps=eps)  # (N, Σ d2 + classes)
-        *V_parts, head = V.split([*self.model.d2, self.model.classes], 1)
-        *errors, _ = V_error.split([*self.model.d2, self.model.classes], 1)
-        live = torch.stack([v.norm(dim=1) > LIVE * e.norm(dim=1) for v, e in zip(V_parts, errors)], 1)  # (N, M)
-        H, H_error = zip(*(self._representations(m, V_parts[m], live[:, m], eps) for m in range(self.model.workers)))
+        generator = torch.Generator().manual_seed(self.seed)
+        V, noise = self.bias.solve(eps=eps, fixed=not self._moved)  # (N, Σ d2 + classes)
+        widths = [*self.model.d2, self.model.classes]
+        error = self.bias.spread()[:, None] * torch.stack([e.norm() for e in noise.split(widths)])  # (N, M + 1)
+        live = torch.stack([v.norm(dim=1) for v in V.split(widths, 1)], 1)[:, :-1] > LIVE * error[:, :-1]  # (N, M)
+        *V_parts, head = V.split(widths, 1)
+        H, H_error = zip(*(self._representations(m, V_parts[m], live[:, m], noise, eps, generator) for m in range(self.model.workers)))
         slices, residual, certified = self._slices(H, H_error, live)
         device = self._parameters["head.bias"].device
         return Leak(
@@ -119,9 +122,11 @@ class ExactCAFE:
             notes=self._notes(),
         )
 
-    def _representations(self, m: int, V: Tensor, live: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def _representations(self, m: int, V: Tensor, live: Tensor, noise: Tensor, eps: float, generator) -> tuple[Tensor, Tensor]:
         """Step II for one worker: H (N, d1) in float64, and the expected error of each row relative to its norm."""
-        H, error = self.weight.solve(*self.model.place(m), V, live, eps=eps)
+        columns = slice(sum(self.model.d2[:m]), sum(self.model.d2[: m + 1]))
+        moves = self.bias.perturbations(columns, noise[columns], DRAWS, generator)
+        H, error = self.weight.solve(*self.model.place(m), V, live, eps=eps, perturbations=moves)
         return H, error / H.norm(dim=1).clamp_min(1e-300)
 
     def _slices(self, H, H_error, live) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -131,7 +136,7 @@ class ExactCAFE:
         slices, residual, certified = [], [], []
         with tqdm(total=int(live.sum()), desc="step III", unit="slice", leave=False, disable=not self.progress) as bar:
             for m, (h, delta) in enumerate(zip(H, H_error)):
-                known = live[:, m].to(device) & (delta < 0.1)  # below that, ĥ_n is mostly noise
+                known = live[:, m].to(device) & torch.isfinite(delta) & (delta > 0)
                 shape = self.model.part_shapes[m]
                 x = torch.zeros(self.rows, *shape, dtype=dtype, device=device)
                 rho = torch.full((self.rows,), math.nan, dtype=dtype, device=device)

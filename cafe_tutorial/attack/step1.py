@@ -80,18 +80,32 @@ class BiasEquations:
         A = self.incidence
         return A.T @ A  # (N, N)
 
-    def solve(self, *, eps: float) -> tuple[Tensor, Tensor]:
-        """Least squares in float64: V (N, D) and the standard error of its entries by row, (N, 1), and by column group.
+    def solve(self, *, eps: float, fixed: bool = True) -> tuple[Tensor, Tensor]:
+        """Least squares in float64: V (N, D), and the expected size of the errors in B by column, (D,).
 
-        Returns V and ``error``, (N, D): the expected size of each entry's error, from the residual of
-        the system and from the rounding ``eps`` of the gradients that came in.
+        The latter follows from the rounding ``eps`` of the gradients that came in and, unless Θ was
+        not ``fixed``, from what the solution leaves over.
         """
         A, B = self.incidence, torch.stack(self._sums)  # (T, N), (T, D)
         V = torch.linalg.lstsq(A, B).solution
-        spread = torch.linalg.inv(A.T @ A).diagonal().clamp_min(0).sqrt()[:, None]  # (N, 1)
-        rounding = eps * B.square().mean(0, keepdim=True).sqrt()  # (1, D)
+        noise = eps * B.square().mean(0).sqrt()  # (D,)
         freedom = len(self) - self.rows
-        if freedom > 0:
-            measured = ((A @ V - B).square().sum(0, keepdim=True) / freedom).sqrt()
-            rounding = torch.maximum(rounding, measured)
-        return V, spread * rounding
+        if fixed and freedom > 0:
+            noise = torch.maximum(noise, ((A @ V - B).square().sum(0) / freedom).sqrt())
+        return V, noise
+
+    def spread(self) -> Tensor:
+        """By what factor errors in B grow into errors of v_n, (N,): the root of the diagonal of (AᵀA)⁻¹."""
+        return torch.linalg.inv(self._normal()).diagonal().clamp_min(0).sqrt()
+
+    def perturbations(self, columns: slice, noise: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """How some columns of V move when B is perturbed by its own errors, ``count`` draws: (count, N, d).
+
+        noise : (d,), as from :meth:`solve`. One half of each draw's power is independent from entry to
+        entry; the other keeps the direction of a round's gradient, as the rounding of a row's loss does.
+        """
+        B = torch.stack(self._sums)[:, columns]  # (T, d)
+        independent = torch.randn(count, *B.shape, generator=generator, dtype=torch.float64) * noise
+        relative = noise.norm() / B.square().sum(1).mean().sqrt().clamp_min(1e-300)
+        along = torch.randn(count, len(B), 1, generator=generator, dtype=torch.float64) * relative * B
+        return torch.linalg.solve(self._normal(), self.incidence.T @ (independent + along))

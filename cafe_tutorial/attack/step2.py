@@ -63,13 +63,16 @@ class WeightEquations:
                 self._bytes -= sum(g.numel() * g.element_size() for g in gradients)
                 del self.held[key]
 
-    def solve(self, g: int, i: int, V: Tensor, live: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    def solve(
+        self, g: int, i: int, V: Tensor, live: Tensor, *, eps: float, perturbations: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Least squares over all held batches at once, in float64, for the i-th worker of group g.
 
-        V : (N, d2), gradients v_n of the rows' own losses; live : (N,), the rows to solve for.
-        Returns H (N, d1), zero where not live, and the expected error ‖ĥ_n - h_n‖, (N,), infinite
-        where the batches leave h_n open. With A the incidence of the held batches, the normal
-        matrix is (AᵀA) ∘ (VVᵀ).
+        V : (N, d2), gradients v_n of the rows' own losses; live : (N,), the rows to solve for;
+        perturbations : (draws, N, d2), how V may be wrong. Returns H (N, d1), zero where not live, and
+        the expected error ‖ĥ_n - h_n‖, (N,), infinite where the batches leave h_n open. With A the
+        incidence of the held batches, the normal matrix is (AᵀA) ∘ (VVᵀ), and a change δV of V moves H
+        by -((AᵀA) ∘ (VVᵀ))⁻¹ ((AᵀA) ∘ (V δVᵀ)) H to first order.
         """
         batches = [(rows, gradients[g][i]) for rows, gradients in self.held.values()]
         device = batches[0][1].device
@@ -84,14 +87,19 @@ class WeightEquations:
             right[rows] += V[rows] @ total
             power += float(total.square().sum())
         seen = (V.abs().amax(1) > 0) & (A.sum(0) > 0)
-        inverse, open_rows = _invert_gram((A.T @ A) * (V @ V.T) + torch.diag((~seen).double()))
+        together = A.T @ A  # (N, N), in how many batches two rows meet
+        inverse, open_rows = _invert_gram(together * (V @ V.T) + torch.diag((~seen).double()))
         H = inverse @ right * seen[:, None]  # (N, d1)
         miss = sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
         equations = len(batches) * d2
         noise = eps * (power / (equations * d1)) ** 0.5
         if equations > int(seen.sum()):
             noise = max(noise, (miss / ((equations - int(seen.sum())) * d1)) ** 0.5)
-        error = noise * (d1 * inverse.diagonal().clamp_min(0)).sqrt()
+        variance = noise**2 * d1 * inverse.diagonal().clamp_min(0)
+        if perturbations is not None:
+            moved = [inverse @ ((together * (V @ dV.to(V).T)) @ H) for dV in perturbations]
+            variance = variance + torch.stack(moved).square().sum(2).mean(0)
+        error = variance.sqrt()
         return H, torch.where(open_rows | ~seen, torch.inf, error)
 
 
