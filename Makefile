@@ -27,7 +27,7 @@ book: .venv/.installed _build/.sources
 	$(BIN)/jupyter-book build -W --keep-going .
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 --nbmake-kernel=python3 book
 
 attack: .venv/.installed

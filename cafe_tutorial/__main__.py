@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import shlex
+import signal
 import sys
 
 EXAMPLES = """examples:
@@ -95,7 +98,7 @@ def _command(arguments: argparse.Namespace) -> str:
             parts.append(option)
         else:
             text = Path(value).name if name == "data" else ",".join(map(str, value)) if isinstance(value, list) else value
-            parts.append(f"{option} {text}")
+            parts.append(f"{option} {shlex.quote(str(text))}")
     return " ".join(parts)
 
 
@@ -126,8 +129,11 @@ def experiment(arguments: argparse.Namespace) -> int:
 
     from .experiments import speed
     from .report import check_output, provenance, write_whole
-    from .run import choose_device
+    from .run import check_seed, choose_device
 
+    check_seed(arguments.seed)
+    if arguments.out and Path(arguments.out).is_dir():
+        raise ValueError(f"out={arguments.out!r} is a folder; name a file")
     if arguments.out:
         check_output(Path(arguments.out).absolute().parent)
     device = choose_device(arguments.device)
@@ -153,18 +159,34 @@ def doctor(arguments: argparse.Namespace) -> int:
     for name, what in BUILT_IN.items():
         print(f"{name:<15} built in: {what}")
     for name, what in DOWNLOADED.items():
-        here = (Path(download_root()) / {"mnist": "MNIST", "cifar10": "cifar-10-batches-py"}[name]).exists()
+        first = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar-10-batches-py/data_batch_1"}[name]
+        here = (Path(download_root()) / first).exists()
         print(f"{name:<15} {'downloaded' if here else 'not downloaded yet'}: {what}")
     return 0
 
 
+def _terminate(number, frame):
+    """A request to end, ended as by Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit status 0, or 2 with one line on stderr for input that will not do, or 130 when interrupted."""
-    arguments = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, _terminate)
+        arguments = parser().parse_args(argv)
         return {"attack": attack, "experiment": experiment, "doctor": doctor}[arguments.command](arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         print(f"cafe-tutorial: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        print(f"cafe-tutorial: not enough memory; fewer rows, a smaller d2 or smaller images need less ({str(error).splitlines()[0]})", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cafe-tutorial: interrupted; nothing was written", file=sys.stderr)

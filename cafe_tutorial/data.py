@@ -43,7 +43,7 @@ class Images:
     label_values : the label that each class number stands for, in order
     name : the built-in name, or the file's or folder's own name (never a path)
     row_numbers : Tensor, shape (N,): which rows of the whole set these are
-    sha256 : hash of the file or folder it was read from, None for a built-in set
+    sha256 : hash of the file it was read from, or of the sample's image files; None for a built-in set
     """
 
     images: Tensor
@@ -138,9 +138,9 @@ def load_images(data: str | os.PathLike, *, rows: int | None = None, seed: int =
         images, labels = _download(name)
         return _finish(images, labels, name, None, sample)
     path = Path(data)
-    if path.is_dir():
+    if name and path.is_dir():
         return _image_folder(path, sample)
-    if not path.exists():
+    if not name or not path.exists():
         known = ", ".join([*BUILT_IN, *DOWNLOADED])
         raise FileNotFoundError(f"data={name!r} is neither a known set ({known}) nor an existing .npz file or image folder")
     if path.suffix.lower() != ".npz":
@@ -232,7 +232,7 @@ def _download(name: str) -> tuple[np.ndarray, np.ndarray]:
         source = kind(root, train=True, download=True)
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"data={name!r} could not be downloaded ({error}); connect to the network, put torchvision's files into the "
+            f"data={name!r} could not be downloaded ({str(error).splitlines()[0]}); connect to the network, put torchvision's files into the "
             f"folder that CAFE_TUTORIAL_DATA names, or use a built-in set: {', '.join(BUILT_IN)}"
         ) from error
     pixels = np.asarray(source.data)
@@ -240,15 +240,26 @@ def _download(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _image_folder(path: Path, sample: tuple) -> Images:
-    """A folder of class folders; only the files of the sample are opened."""
+    """A folder of class folders; only the files of the sample are opened, hidden ones never."""
     from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    class Visible(ImageFolder):
+        def find_classes(self, directory):
+            names = sorted(d.name for d in os.scandir(directory) if d.is_dir() and not d.name.startswith("."))
+            if not names:
+                raise FileNotFoundError("it holds none")
+            return names, {name: i for i, name in enumerate(names)}
+
+    def picture(file):
+        return file.lower().endswith((*IMG_EXTENSIONS, ".gif")) and not os.path.basename(file).startswith(".")
 
     try:
-        source = ImageFolder(str(path))
+        source = Visible(str(path), is_valid_file=picture)
     except OSError as error:
         raise ValueError(f"data={path.name!r} must hold one sub-folder of image files per class: {error}") from error
     keep = _sample(len(source.samples), *sample)
     files = [Path(source.samples[i][0]) for i in keep.tolist()]
-    images = torch.from_numpy(read_pictures(files)).float() / 255
+    images = torch.from_numpy(read_pictures(files))
     labels = torch.tensor([source.samples[i][1] for i in keep.tolist()])
     return Images(images, labels, tuple(source.classes), path.name, keep, sha256_of(files))

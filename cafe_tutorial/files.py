@@ -9,8 +9,11 @@ import numpy as np
 
 
 def sha256_of(paths: list[Path]) -> str:
+    """Hash of one file, or of several with their folders' and own names and sizes."""
     digest = hashlib.sha256()
     for path in paths:
+        if len(paths) > 1:
+            digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -20,7 +23,10 @@ def sha256_of(paths: list[Path]) -> str:
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, C, H, W) and labels (N,) of an .npz file, opened without pickles."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path.name} holds one bare array; save images and labels with np.savez(path, images=…, labels=…)")
+        with archive:
             for key in ("images", "labels"):
                 if key not in archive.files:
                     held = ", ".join(archive.files) or "nothing"
@@ -56,7 +62,7 @@ def _check_images(images: np.ndarray, name: str) -> np.ndarray:
     low, high = float(images.min()), float(images.max())
     if low < 0 or high > 1:
         raise ValueError(f"{name}: float images reach from {low:g} to {high:g}; scale them to [0, 1] or store uint8")
-    return images
+    return images.astype(np.float32)
 
 
 def _check_labels(labels: np.ndarray, rows: int, name: str) -> np.ndarray:
@@ -68,19 +74,31 @@ def _check_labels(labels: np.ndarray, rows: int, name: str) -> np.ndarray:
 
 
 def read_pictures(files: list[Path]) -> np.ndarray:
-    """Image files of one size as uint8 (N, C, H, W), C = 1 if all are grey, else 3."""
-    from PIL import Image, UnidentifiedImageError
-
-    pixels, grey = [], True
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                grey = grey and image.mode in ("L", "1")
-                pixels.append(np.asarray(image.convert("RGB")))
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{file.parent.name}/{file.name} cannot be read as an image; it may be damaged ({error})") from error
+    """Image files of one size as float32 (N, C, H, W) in [0, 1], C = 1 if all are grey, else 3."""
+    pixels = [_read_picture(file) for file in files]
     sizes = sorted({f"{p.shape[0]}x{p.shape[1]}" for p in pixels})
     if len(sizes) > 1:
         raise ValueError(f"{files[0].parent.parent.name!r}: images differ in size ({', '.join(sizes[:5])}); all must have one height and width")
-    stack = np.stack(pixels).transpose(0, 3, 1, 2)  # (N, 3, H, W)
-    return np.ascontiguousarray(stack[:, :1] if grey else stack)
+    channels = max(p.shape[2] for p in pixels)
+    stack = np.stack([np.broadcast_to(p, (*p.shape[:2], channels)) for p in pixels])
+    return np.ascontiguousarray(stack.transpose(0, 3, 1, 2))
+
+
+def _read_picture(file: Path) -> np.ndarray:
+    """One image as (H, W, 1 or 3), float32 in [0, 1]."""
+    from PIL import Image
+
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        with Image.open(file) as image:
+            image.load()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{name} cannot be read as an image; it may be damaged ({error})") from error
+    if image.mode.startswith("I;16"):
+        return np.asarray(image, dtype=np.float32)[..., None] / 65535
+    if image.mode in ("I", "F"):
+        raise ValueError(f"{name} stores {image.mode!r} pixels of no known range; save it with 8 or 16 bits a channel")
+    if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+        raise ValueError(f"{name} is partly transparent; put it on a background first")
+    kind = "L" if image.mode in ("1", "L", "LA") else "RGB"
+    return np.asarray(image.convert(kind), dtype=np.float32).reshape(*image.size[::-1], -1) / 255

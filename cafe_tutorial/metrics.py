@@ -82,7 +82,7 @@ class Score:
         if self.psnr_slice is not None:
             lines.append(f"PSNR     {_text(s['psnr_slice_median'])} dB median, {_text(s['psnr_slice_mean'])} dB mean per slice, {_text(s['psnr_image_median'])} dB median per image")
         else:
-            lines.append(f"error    {s['relative_error_median']:.1e} median, {s['relative_error_max']:.1e} largest, relative, per slice")
+            lines.append(f"error    {_text(s['relative_error_median'], '.1e')} median, {_text(s['relative_error_max'], '.1e')} largest, relative, per slice")
         lines.append(f"labels   {100 * s['label_accuracy']:.1f} % right")
         return "\n".join(lines)
 
@@ -97,6 +97,8 @@ def score(leak, data, split) -> Score:
     true = split.split(data.features)
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
         raise ValueError(f"leak has slices {[tuple(s.shape) for s in leak.slices]}, the data {[tuple(t.shape) for t in true]}")
+    if not all(s.isfinite().all() for s in leak.slices):
+        raise ValueError("leak holds NaN or infinite slices; the attack diverged and has no score")
     error = [(s.double() - t).flatten(1).norm(dim=1) / t.double().flatten(1).norm(dim=1) for s, t in zip(leak.slices, true)]
     images = data.features.dim() == 4
     merged = split.merge(leak.slices)
@@ -123,5 +125,5 @@ def _over(values: Tensor | None, mask: Tensor | None, reduce) -> float | None:
     return float(reduce(kept))
 
 
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _text(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else format(value, form)

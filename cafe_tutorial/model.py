@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,8 @@ class VFLModel:
     bottoms : one :class:`BottomModel` a worker
     part_shapes : the shape of one row's part at each worker, (C, h, w) or (D_m,)
     head : nn.Linear from the concatenated outputs to ``classes`` logits
-    fuse : run workers of one shape in a single batched call (the plain form, one after another, when False)
+    fuse : run workers of one shape and architecture in a single batched call, as long as they are made of
+        torch.nn's own modules (the plain form, one after another, when False)
     double_softmax : apply a softmax to the logits before the loss applies its own, as the released code does
 
     Attributes
@@ -99,7 +101,8 @@ class VFLModel:
         self.d2 = [b.first.out_features for b in bottoms]
         kinds: dict = {}
         for m, bottom in enumerate(bottoms):
-            kinds.setdefault(str(bottom) if fuse else m, []).append(m)
+            known = all(type(part).__module__.startswith(("torch.nn", __name__)) for part in bottom.modules())
+            kinds.setdefault((str(bottom), self.part_shapes[m]) if fuse and known else m, []).append(m)
         self.groups = list(kinds.values())
         self._place = {m: (g, i) for g, group in enumerate(self.groups) for i, m in enumerate(group)}
         self._templates = [bottoms[group[0]] for group in self.groups]
@@ -195,7 +198,21 @@ class VFLModel:
         return F.cross_entropy(logits.softmax(1) if self.double_softmax else logits, labels)
 
 
+@contextmanager
+def full_precision():
+    """Keep a GPU's convolutions and products in float32 proper: TF32 keeps ten bits of the fraction."""
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [b.allow_tf32 for b in backends] if torch.cuda.is_available() else []
+    try:
+        for backend, _ in zip(backends, before):
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, value in zip(backends, before):
+            backend.allow_tf32 = value
+
+
 def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
+        raise ValueError(f"{name}={value!r} must be a whole number from 1 to 1,000,000")
     return value

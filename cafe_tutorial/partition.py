@@ -38,7 +38,7 @@ class GridPartition:
         def grids(count):
             return [(r, count // r) for r in _divisors(count) if height % r == 0 and width % (count // r) == 0]
 
-        found = grids(workers)
+        found = grids(workers) if workers <= height * width else []
         if not found:
             possible = [m for m in range(1, min(height * width, 64) + 1) if grids(m)]
             raise ValueError(

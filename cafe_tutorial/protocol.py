@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .model import Parameters, VFLModel
+from .model import Parameters, VFLModel, full_precision
 
 SCHEDULES = ("random", "epochs", "fixed")
 
@@ -114,9 +114,10 @@ class VerticalFL:
         """Run ``count`` more rounds and yield what the server sees of each."""
         for _ in range(count):
             s = next(self._batches).to(self._labels.device)  # (|s|,)
-            _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
-            loss = self.model.loss(logits, self._labels[s])
-            gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+            with full_precision():
+                _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
+                loss = self.model.loss(logits, self._labels[s])
+                gradients = torch.autograd.grad(loss, list(self.parameters.values()))
             view = RoundView(self.round, s, self._snapshot(), dict(zip(self.parameters, gradients)))
             self.round += 1
             self._update(gradients)

@@ -27,6 +27,9 @@ def versions() -> dict[str, str]:
     return found
 
 
+OUTPUTS = ("leak.npz", "leak.png", "report.json")  # in the order in which they are put in place
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
@@ -49,13 +52,18 @@ def write_whole(file: Path, text: str) -> None:
 
 def check_output(path: str | os.PathLike) -> None:
     """Find out before the long work whether ``path`` can become or is a writable folder; leaves nothing behind."""
-    target = Path(path)
-    existing = next(p for p in (target, *target.absolute().parents) if p.exists())
+    target = Path(path).absolute()
     try:
+        existing = next(p for p in (target, *target.parents) if p.exists() or p.is_symlink())
         with tempfile.TemporaryFile(dir=existing):
             pass
+        if not str(path) or len(os.fsencode(target.name)) > 255:
+            raise OSError(None, "no name" if not str(path) else "name too long")
+        taken = [name for name in OUTPUTS if (target / name).is_dir()]
     except OSError as error:
         raise ValueError(f"out={str(path)!r} cannot be written ({error.strerror}); name a folder that can") from error
+    if taken:
+        raise ValueError(f"out={str(path)!r} holds a folder named {taken[0]}; name another folder, or move that one")
 
 
 def write_outputs(path: str | os.PathLike, outcome) -> None:
@@ -79,5 +87,5 @@ def write_outputs(path: str | os.PathLike, outcome) -> None:
         np.savez_compressed(folder / "leak.npz", **arrays)
         plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
         (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
-        for name in ("leak.npz", "leak.png", "report.json"):
+        for name in OUTPUTS:
             os.replace(folder / name, target / name)

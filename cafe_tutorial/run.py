@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -77,10 +78,14 @@ def run_attack(options: AttackOptions) -> Outcome:
     device = choose_device(options.device)
     data = load(options.data, rows=options.rows, seed=options.seed, at_most=800)
     rows = len(data)
+    if data.classes < 2:
+        raise ValueError(f"data={data.name!r} has a single class, so its loss and every gradient are zero; at least two are needed")
     batch_size = options.batch_size if options.batch_size is not None else max(1, min(40, rows // 20))
     split, model = _parties(options, data)
     settings = _settings(options, data)
     parts = split.split(data.features)
+    if options.method == "exact" and 1 <= batch_size <= rows:
+        _refuse_hopeless(options, rows, batch_size)
     start = time.perf_counter()
     trained = {}
     if options.pretrain:
@@ -93,7 +98,6 @@ def run_attack(options: AttackOptions) -> Outcome:
     curve: list[dict] = []
     if options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
-        _refuse_hopeless(options, rows, batch_size)
         _observe_exact(attack, vfl, options)
     else:
         attack = _iterative(options, model, rows, settings, device)
@@ -127,9 +131,14 @@ def run_attack(options: AttackOptions) -> Outcome:
 
 
 def _check(options: AttackOptions) -> None:
-    for name, value, least in (("rounds", options.rounds, 1), ("pretrain", options.pretrain, 0), ("curve", options.curve, 0), ("seed", options.seed, 0)):
+    for name, value, least in (("rounds", options.rounds, 1), ("pretrain", options.pretrain, 0), ("curve", options.curve, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+    check_seed(options.seed)
+    if options.method == "exact":
+        for name, given in (("curve", options.curve), ("preset", options.preset), ("set", options.overrides)):
+            if given:
+                raise ValueError(f"{name} is for the iterative methods (single-loop, nested-loops); method='exact' has no use for it")
     if not 0 <= options.learning_rate < 10:
         raise ValueError(f"learning_rate={options.learning_rate} must be from 0 (Θ fixed) to below 10")
     for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, SCHEDULES)):
@@ -137,6 +146,11 @@ def _check(options: AttackOptions) -> None:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
     if options.preset is not None and options.preset not in PRESETS:
         raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed} must be from 0 to {2**32 - 1}")
 
 
 def _parties(options: AttackOptions, data):
@@ -184,11 +198,18 @@ def _pretrain(options, model, parts, data, batch_size, device) -> dict:
             bar.update()
     model.parameters = {k: v.detach().clone() for k, v in vfl.parameters.items()}
     loss, accuracy = vfl.evaluate()
+    if not math.isfinite(loss):
+        raise ValueError(f"pretrain={options.pretrain}: training diverged, the loss is {loss}")
     return {"pretrain_loss": loss, "pretrain_accuracy": accuracy}
 
 
 def _refuse_hopeless(options: AttackOptions, rows: int, batch_size: int) -> None:
-    """The schedules whose incidence matrix can never reach rank N."""
+    """The schedules whose incidence matrix can never reach rank N, and fewer rounds than rows."""
+    if options.rounds is not None and options.rounds < rows:
+        raise NotIdentifiable(
+            f"rounds={options.rounds} bring a rank of {options.rounds} at the most, and {rows} rows are unknown: "
+            f"at least {rows - options.rounds} more rounds are needed"
+        )
     batches = -(-rows // batch_size)
     repeated = batches if options.schedule == "fixed" else 1 if batch_size == rows else rows
     if repeated < rows:
@@ -223,6 +244,6 @@ def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> 
             bar.update()
             if options.curve and attack.observed % options.curve == 0:
                 figures = score(attack.solve(), data, split).summary()
-                kept = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy")
+                kept = ("psnr_slice_mean", "psnr_slice_median", "relative_error_median", "label_accuracy")
                 steps = dict(zip(("step1", "step2", "step3"), attack.objectives))
-                curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if v == v else None for k, v in steps.items()}})
+                curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if math.isfinite(v) else None for k, v in steps.items()}})

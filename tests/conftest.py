@@ -2,8 +2,6 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1" if os.environ.get("PYTEST_XDIST_WORKER") else "2")
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +10,10 @@ from cafe_tutorial.data import Images
 from cafe_tutorial.model import VFLModel
 from cafe_tutorial.partition import GridPartition
 from cafe_tutorial.protocol import VerticalFL
+
+
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    torch.set_num_threads(1)  # one core a worker: two that wait for each other's threads are ten times slower
 
 
 def smooth_images(rows=10, channels=1, height=8, width=8, classes=3, seed=0):

@@ -93,6 +93,23 @@ def test_fused_and_plain_workers_attack_alike():
     assert all(torch.allclose(a, b, atol=1e-8) for a, b in zip(*found))
 
 
+def test_a_rate_that_cannot_converge_is_named():
+    """2ηK is the relaxation of a projection: at ηK = 1 it reflects for ever, above it diverges."""
+    data = smooth_images(6, 1, 4, 4)
+    _, model, vfl = image_case(data, (1, 1), batch_size=4)
+    V, _ = true_gradients(vfl)
+    errors = []
+    for rate in (0.125, 0.25):
+        attack = SingleLoopCAFE(model, rows=6, settings=Hyperparameters(lr_step1=rate, alpha=0))
+        leak = run(attack, vfl, 300).solve()
+        errors.append(float((attack.V[0][0] * 4 - V[0]).norm() / V[0].norm()))
+        assert any("cannot converge with lr_step1=0.25 and batches of 4: below 0.25" in n for n in leak.notes) == (rate == 0.25)
+    assert errors[0] < 0.05 < errors[1]
+    attack = SingleLoopCAFE(model, rows=6, settings=Hyperparameters(lr_step1=5.0))
+    with pytest.raises(ValueError, match=r"diverged in round \d+.*lr_step1=5.0.*0.125 is best"):
+        run(attack, vfl, 400)
+
+
 def test_errors():
     *_, model, _ = table_case()
     for rows in (0, -1, 2.0, True):

@@ -85,10 +85,20 @@ BAD = {
     "columns that do not add up": (["--data", "breast-cancer", "--columns", "3,5"], "has 30 columns, the groups hold 8"),
     "columns against workers": (["--data", "breast-cancer", "--columns", "10,20", "--workers", "3"], "disagree"),
     "unknown hyperparameter": (["--method", "single-loop", "--set", "delta=1"], "'delta' is not a hyperparameter"),
-    "negative weight": (["--method", "single-loop", "--set", "gamma=-1"], "gamma=-1.0 must not be negative"),
+    "negative weight": (["--method", "single-loop", "--set", "gamma=-1"], "gamma=-1.0 must be a number, and not negative"),
+    "no number": (["--method", "single-loop", "--set", "gamma=none"], "gamma=None must be a number"),
+    "not finite": (["--method", "single-loop", "--set", "xi=inf"], "xi=inf must be a number"),
+    "no switch": (["--method", "single-loop", "--set", "global_step_count=3"], "must be true or false"),
+    "divergence": (["--method", "single-loop", "--set", "lr_step1=1e30"], "diverged in round"),
     "learning rate": (["--learning-rate", "-1"], "learning_rate=-1"),
     "negative seed": (["--seed", "-1"], "seed=-1"),
-    "negative curve": (["--curve", "-5"], "curve=-5"),
+    "negative curve": (["--method", "single-loop", "--curve", "-5"], "curve=-5"),
+    "curve of exact": (["--curve", "5"], "curve is for the iterative methods"),
+    "preset of exact": (["--preset", "yale"], "preset is for the iterative methods"),
+    "huge seed": (["--seed", str(2**64)], "must be from 0 to 4294967295"),
+    "huge first layer": (["--d2", str(10**20)], "d2="),
+    "more workers than pixels": (["--workers", "2000000011"], "these numbers can"),
+    "no data": (["--data", ""], "neither a known set"),
     "negative pretrain": (["--pretrain", "-1"], "pretrain=-1"),
 }
 
@@ -112,6 +122,50 @@ def test_cuda_without_a_gpu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main([*SMALL, "--device", "cuda", "--out", str(tmp_path / "o")]) == 2
     assert "torch sees no CUDA GPU" in capsys.readouterr().err
+
+
+def test_hopeless_runs_are_refused_before_the_long_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_pretrain", lambda *a: pytest.fail("training began"))
+    for extra in (["--batch-size", "10"], ["--rounds", "9"], ["--schedule", "fixed"]):
+        assert main([*SMALL, "--pretrain", "50", *extra, "--out", str(tmp_path / "o")]) == 2
+    assert "at least 1 more rounds" in capsys.readouterr().err
+
+
+def test_one_class(tmp_path, capsys):
+    np.savez(tmp_path / "one.npz", images=np.zeros((4, 4, 4)), labels=[3, 3, 3, 3])
+    assert main(["attack", "--data", str(tmp_path / "one.npz"), "--quiet", "--out", str(tmp_path / "o")]) == 2
+    assert "single class" in capsys.readouterr().err
+
+
+def test_a_rate_that_diverges_is_noted_and_breaks_nothing(tmp_path):
+    options = ["--data", "breast-cancer", "--rows", "100", "--batch-size", "60", "--method", "single-loop", "--rounds", "6", "--curve", "3"]
+    assert main(["attack", *options, "--set", "lr_step1=0.02", "--quiet", "--out", str(tmp_path / "o")]) == 0
+    report = report_of(tmp_path / "o")
+    assert any("cannot converge" in note for note in report["notes"]) and report["curve"][0]["relative_error_median"] > 0
+
+
+def test_a_signal_to_end_ends_cleanly(tmp_path):
+    import signal
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "cafe_tutorial", "attack", "--method", "single-loop", "--rows", "40", "--curve", "1", "--out", str(tmp_path / "o")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while "single-loop" not in (line := process.stderr.read(40)):
+        assert line, "ended before it began"
+    process.send_signal(signal.SIGTERM)
+    assert "nothing was written" in process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and not (tmp_path / "o").exists()
+
+
+def test_out_that_holds_a_folder_of_a_files_name_or_leads_nowhere(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "run_attack", lambda options: pytest.fail("the long work began"))
+    (tmp_path / "o" / "leak.png").mkdir(parents=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    for out in (tmp_path / "o", tmp_path / "dangling", tmp_path / ("a" * 300), ""):
+        assert main([*SMALL, "--out", str(out)]) == 2
+    assert capsys.readouterr().err.count("out=") == 4
+    assert main(["experiment", "speed", "--out", str(tmp_path)]) == 2
 
 
 def test_out_that_cannot_be_a_folder(tmp_path, capsys, monkeypatch):

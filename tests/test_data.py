@@ -70,6 +70,38 @@ def test_image_folder(tmp_path):
         load_images(tmp_path)
 
 
+def test_image_files_of_every_kind(tmp_path):
+    """16-bit files keep their range, palettes their colours; what cannot be read faithfully is refused."""
+    values = np.array([[0, 20000], [40000, 65535]], dtype=np.uint16)
+    folder = tmp_path / "deep" / "a"
+    folder.mkdir(parents=True)
+    Image.fromarray(values).save(folder / "0.png")
+    assert torch.allclose(load_images(tmp_path / "deep").images[0, 0], torch.from_numpy(values / 65535).float())
+
+    folder = tmp_path / "mixed" / "a"
+    folder.mkdir(parents=True)
+    for d in (tmp_path / "mixed" / ".thumbs", tmp_path / "mixed" / ".ipynb_checkpoints"):
+        d.mkdir()
+    Image.new("L", (3, 2), 51).save(folder / "grey.png")
+    Image.new("LA", (3, 2), (51, 255)).save(folder / "grey-opaque.png")
+    (folder / "._grey.png").write_bytes(b"hidden")
+    data = load_images(tmp_path / "mixed")
+    assert data.images.shape == (2, 1, 2, 3) and (data.images == 0.2).all() and data.label_values == ("a",)
+    Image.new("P", (3, 2), 7).save(folder / "palette.gif")
+    assert load_images(tmp_path / "mixed").images.shape == (3, 3, 2, 3)
+    for mode, colour, message in (("RGBA", (1, 2, 3, 100), "transparent"), ("F", 0.5, "'F' pixels"), ("I", 3, "'I' pixels")):
+        Image.new(mode, (3, 2), colour).save(folder / "odd.tiff")
+        with pytest.raises(ValueError, match=f"a/odd.tiff.*{message}"):
+            load_images(tmp_path / "mixed")
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f8", "f2", "longdouble"])
+def test_floats_of_every_kind(tmp_path, dtype):
+    pixels = np.linspace(0, 1, 32).reshape(2, 4, 4).astype(dtype)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=[0, 1])
+    assert np.abs(load_images(tmp_path / "a.npz").images[:, 0].numpy() - pixels).max() < 1e-3
+
+
 GOOD = {"images": np.zeros((4, 6, 6), np.uint8), "labels": np.arange(4)}
 BAD_NPZ = {
     "no images": ({"labels": np.arange(4)}, "no array 'images'"),
@@ -102,6 +134,12 @@ def test_damaged_and_wrong_files(tmp_path):
         (tmp_path / "cut.npz").write_bytes(whole[:cut])
         with pytest.raises(ValueError, match=r"cut\.npz"):
             load_images(tmp_path / "cut.npz")
+    np.save(tmp_path / "bare.npy", np.zeros((3, 4, 4)))
+    (tmp_path / "bare.npy").rename(tmp_path / "bare.npz")
+    with pytest.raises(ValueError, match="one bare array"):
+        load_images(tmp_path / "bare.npz")
+    with pytest.raises(FileNotFoundError, match="neither a known set"):
+        load_images("")
     (tmp_path / "a.csv").write_text("1,2")
     with pytest.raises(ValueError, match=r"'\.csv'"):
         load_images(tmp_path / "a.csv")

@@ -68,5 +68,11 @@ def test_score_of_a_table_and_of_small_images():
     assert abs(summary["relative_error_median"] - 0.1) < 1e-5
     small = smooth_images(3, 1, 6, 6)
     assert score(leak_of([small.images], small.labels), small, GridPartition(1, 1)).summary()["ssim_mean"] is None
+    broken = [small.images.clone()]
+    broken[0][1, 0, 2, 2] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        score(leak_of(broken, small.labels), small, GridPartition(1, 1))
+    nothing = torch.zeros(5, 2, dtype=torch.bool)
+    assert "- median" in str(score(leak_of(slices, table.labels, leaks=nothing), table, split))
     with pytest.raises(ValueError, match="leak has slices"):
         score(leak_of([small.images], small.labels), small, GridPartition(1, 2))

@@ -3,7 +3,7 @@ import torch
 from conftest import image_case, smooth_images
 from torch import nn
 
-from cafe_tutorial.model import VFLModel, convolutional_bottom
+from cafe_tutorial.model import VFLModel, convolutional_bottom, mlp_bottom
 
 
 @pytest.mark.parametrize(("channels", "grid", "size"), [(1, (1, 1), (5, 7)), (3, (2, 2), (6, 10)), (1, (4, 4), (8, 8))])
@@ -50,6 +50,28 @@ def test_unequal_widths_make_groups():
     assert all(torch.equal(h, p) for h, p in zip(model.unstack(hidden), parts)) and logits.shape == (4, 2)
     for m, x in enumerate(parts):
         assert torch.allclose(model.bottom(m)(x)[1], model.bottom(m, model.parameters)(x)[1])
+
+
+def test_only_workers_that_compute_the_same_are_fused():
+    """Tiles of two sizes may have the same layers; a module of one's own may hide what it does."""
+    data_model = VFLModel.convolutional([(1, 13, 13), (1, 14, 14)], classes=2)
+    assert data_model.groups == [[0], [1]]
+
+    class Scale(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x):
+            return self.factor * x
+
+    bottoms = [mlp_bottom(3, d2=4) for _ in range(2)]
+    for bottom, factor in zip(bottoms, (1.0, 2.0)):
+        bottom.representation = Scale(factor)
+    model = VFLModel(bottoms, nn.Linear(20, 2), [(3,), (3,)])
+    x = torch.rand(5, 3)
+    hidden = model.unstack(model.hidden(model.parameters, model.stack([x, x])))
+    assert model.groups == [[0], [1]] and torch.equal(hidden[1], 2 * hidden[0])
 
 
 def test_double_softmax_bounds_the_loss():

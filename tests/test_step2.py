@@ -65,6 +65,23 @@ def test_rows_without_gradient_and_open_rows():
     assert open_error.isinf().any()
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nearly_dependent_rows_beside_healthy_ones(seed, dtype):
+    """Rows whose v_n are dependent stay open; they neither pass as known nor spoil the others."""
+    g = torch.Generator().manual_seed(seed)
+    V, H = torch.randn(23, 16, generator=g, dtype=torch.float64), torch.rand(23, 9, generator=g, dtype=torch.float64)
+    V[0] = V[1] + 5e-4 * V[2]
+    equations = WeightEquations(23)
+    batches = [torch.tensor([0, 1, 2])] * 3 + [3 + torch.randperm(20, generator=g)[:4] for _ in range(60)]
+    for s in batches:
+        equations.add(s, [(V[s].T @ H[s] / len(s))[None].to(dtype)])
+    found, error = equations.solve(0, 0, V, torch.ones(23, dtype=torch.bool), eps=torch.finfo(dtype).eps)
+    truth = (found - H).norm(dim=1)
+    assert (truth < 5 * error + 1e-12).all()
+    assert error[:2].isinf().all() and (error[3:] < 1e-4).all() and (truth[3:] < 1e-5).all()
+
+
 def test_memory_is_bounded_and_every_row_stays_covered():
     size = 4 * 9 * 8  # bytes of one float32 weight gradient
     H, found, error, _, equations = solved(30, 5, 9, 8, 200, dtype=torch.float32, memory=14 * size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,7 @@ class SingleLoopCAFE:
         self.objectives = [float("nan")] * 3
         self.observed = 0
         self._active, self._full = 1, 0
+        self._notes: list[str] = []
         self._parameters = None
 
     def observe(self, view: RoundView) -> None:
@@ -65,8 +68,20 @@ class SingleLoopCAFE:
         for step in self._steps():
             value = (self._step1, self._step2, self._step3)[step](view)
             self.objectives[step] = float(value)
+            if not math.isfinite(self.objectives[step]):
+                rate = f"lr_step{step + 1}={getattr(self.settings, f'lr_step{step + 1}')}"
+                hints = [f"step {'I' * (step + 1)} diverged in round {self.observed}: {rate} may be too large", self._rate_note(view)]
+                raise ValueError("; ".join(filter(None, hints)))
         self._parameters = view.parameters
+        self._notes = self._notes or [note for note in [self._rate_note(view)] if note]
         self.observed += 1
+
+    def _rate_note(self, view: RoundView) -> str:
+        """Algorithm 1 is a relaxed projection onto one equation a round, with relaxation 2ηK: it needs ηK < 1."""
+        rate, size = self.settings.lr_step1, len(view.indices)
+        if rate * size < 1:
+            return ""
+        return f"step I cannot converge with lr_step1={rate} and batches of {size}: below {1 / size:g} it can, and {1 / (2 * size):g} is best"
 
     def _steps(self) -> range:
         """The steps this round runs; a switch threshold, once passed, stays passed."""
@@ -114,20 +129,20 @@ class SingleLoopCAFE:
         if self._parameters is None:
             raise ValueError("nothing was observed; call observe(view) for at least one round first")
         starts = range(0, self.rows, 128)
-        chunks = [self.model.hidden(self._parameters, [x[:, i : i + 128] for x in self.x_hat]) for i in starts]
+        x_hat = [x.clamp(0, 1) if x.dim() == 5 else x.clone() for x in self.x_hat]  # images in [0, 1]
+        chunks = [self.model.hidden(self._parameters, [x[:, i : i + 128] for x in x_hat]) for i in starts]
         hidden = [torch.cat(parts, 1) for parts in zip(*chunks)]  # (M_g, N, d1) a group
         residual = [(h - H).square().sum(2) / H.square().sum(2) for h, H in zip(hidden, self.H)]
-        slices = [s.clamp(0, 1) if s.dim() == 4 else s.clone() for s in self.model.unstack(self.x_hat)]
         shape = (self.rows, self.model.workers)
         return Leak(
             method=self.method,
-            slices=slices,
+            slices=self.model.unstack(x_hat),
             labels=self.y_hat.argmax(1),
             leaks=torch.ones(shape, dtype=torch.bool, device=self.y_hat.device),
             residual=torch.stack(self.model.unstack(residual), 1),
             certified=torch.zeros(shape, dtype=torch.bool, device=self.y_hat.device),
             rounds=self.observed,
-            notes=["an iterative estimate of h_n bounds no error, so nothing is certified"],
+            notes=["an iterative estimate of h_n bounds no error, so nothing is certified", *self._notes],
         )
 
 

@@ -1,4 +1,4 @@
-"""Step III with an exact H: find the x in [0, 1] whose representation h(x) is the recovered h_n.
+"""Step III with an exact H: find the x whose representation h(x) is the recovered h_n, images in [0, 1].
 
 The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam carries a
 start into the right linear piece of h; projected gradient steps of Barzilai-Borwein length finish,
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..model import full_precision
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
@@ -49,14 +50,14 @@ def invert(
     ----------
     representation : (n, *shape) to (n, d1), public
     target : Tensor, shape (n, d1), the recovered h_n, none of them zero
-    shape : (C, h, w) of a slice
+    shape : (C, h, w) of a slice, or (D,) of a record
     goal : the relative residual at which a row does not start again, one number or one a row
     generator : draws the starts
     tick : called with the number of rows that an attempt has settled
 
     Returns
     -------
-    x : Tensor, shape (n, *shape), in [0, 1]
+    x : Tensor, shape (n, *shape), images in [0, 1]
     residual : Tensor, shape (n,), ρ at x; each row keeps the start with the smallest ρ
     """
     n = len(target)
@@ -66,7 +67,8 @@ def invert(
     left = torch.arange(n, device=target.device)
     for number, attempt in enumerate(attempts):
         for rows in left.split(chunk):
-            found, rho = _attempt(representation, target[rows], shape, attempt, generator)
+            with full_precision():
+                found, rho = _attempt(representation, target[rows], shape, attempt, generator)
             better = rho < residual[rows]
             x[rows[better]], residual[rows[better]] = found[better], rho[better]
             done = len(rows) if number == len(attempts) - 1 else int((residual[rows] <= goal[rows]).sum())
@@ -111,8 +113,13 @@ def _adam(representation, target, x, steps, first_rate, last_rate, *, tv=0.0) ->
         (x.grad,) = torch.autograd.grad(loss, x)
         optimizer.step()
         with torch.no_grad():
-            x.clamp_(0, 1)
+            x.copy_(_project(x))
     return x.detach()
+
+
+def _project(x: Tensor) -> Tensor:
+    """Images (n, C, h, w) onto [0, 1]; records as they are."""
+    return x.clamp(0, 1) if x.dim() == 4 else x
 
 
 def _barzilai_borwein(representation, target, x, *, steps: int = 120, every: int = 10) -> tuple[Tensor, Tensor]:
@@ -146,7 +153,7 @@ def _barzilai_borwein(representation, target, x, *, steps: int = 120, every: int
             gradient = torch.where(worse.view(column), top_gradient, gradient)
             length = torch.where(worse, length / 4, length)
         state = (x, gradient, length)
-        x = (x - length.view(column) * gradient).clamp(0, 1)
+        x = _project(x - length.view(column) * gradient)
         if i % every == every - 1:
             keep = (best[rows] > GOAL) & (best[rows] < 0.9 * mark[rows])
             mark[rows] = best[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -38,15 +39,21 @@ class Hyperparameters:
 
     def __post_init__(self):
         for name in ("lr_step1", "lr_step2", "lr_step3", "init_V", "init_H"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be above 0")
+            if not (self._number(name) and getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number above 0")
         for name in ("alpha", "beta", "gamma", "xi"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must not be negative")
+            if not (self._number(name) and getattr(self, name) >= 0):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number, and not negative")
         for name in ("switch_step2", "switch_step3"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r} must be above 0, or None to start at once")
+            if getattr(self, name) is not None and not (self._number(name) and getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number above 0, or None to start at once")
+        for name in ("double_bias_correction", "global_step_count"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
+
+    def _number(self, name: str) -> bool:
+        value = getattr(self, name)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 PRESETS = {

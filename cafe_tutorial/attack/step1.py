@@ -34,6 +34,7 @@ class BiasEquations:
         self._indices: list[Tensor] = []
         self._sums: list[Tensor] = []
         self._basis = torch.zeros(0, rows, dtype=torch.float64)  # (capacity, N), orthonormal rows
+        self._inverse: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -50,6 +51,7 @@ class BiasEquations:
         """Add a round: its rows (|s|,) and its averaged bias gradients b (D,), of all layers side by side."""
         self._indices.append(indices.cpu())
         self._sums.append(b.detach().double().cpu() * len(indices))
+        self._inverse = None
         if self.rank < self.rows and self._enlarge(indices.cpu()):
             self.rank += 1
             self.last_gain = len(self)
@@ -73,30 +75,34 @@ class BiasEquations:
         """Condition number of A: its largest over its N-th singular value, infinite while rank < N."""
         if self.rank < self.rows:
             return float("inf")
-        squares = torch.linalg.eigvalsh(self._normal())
-        return float((squares[-1] / squares[0].clamp_min(1e-300)).sqrt())
+        values = torch.linalg.svdvals(self.incidence)
+        return float(values[0] / values[-1])
 
-    def _normal(self) -> Tensor:
-        A = self.incidence
-        return A.T @ A  # (N, N)
+    @property
+    def inverse(self) -> Tensor:
+        """(AᵀA)⁻¹, shape (N, N)."""
+        if self._inverse is None:
+            A = self.incidence
+            self._inverse = torch.linalg.inv(A.T @ A)
+        return self._inverse
 
-    def solve(self, *, eps: float, fixed: bool = True) -> tuple[Tensor, Tensor]:
+    def solve(self, *, eps: float) -> tuple[Tensor, Tensor]:
         """Least squares in float64: V (N, D), and the expected size of the errors in B by column, (D,).
 
-        The latter follows from the rounding ``eps`` of the gradients that came in and, unless Θ was
-        not ``fixed``, from what the solution leaves over.
+        The latter follows from the rounding ``eps`` of the gradients that came in and from what the
+        solution leaves over.
         """
         A, B = self.incidence, torch.stack(self._sums)  # (T, N), (T, D)
         V = torch.linalg.lstsq(A, B).solution
         noise = eps * B.square().mean(0).sqrt()  # (D,)
         freedom = len(self) - self.rows
-        if fixed and freedom > 0:
+        if freedom > 0:
             noise = torch.maximum(noise, ((A @ V - B).square().sum(0) / freedom).sqrt())
         return V, noise
 
     def spread(self) -> Tensor:
         """By what factor errors in B grow into errors of v_n, (N,): the root of the diagonal of (AᵀA)⁻¹."""
-        return torch.linalg.inv(self._normal()).diagonal().clamp_min(0).sqrt()
+        return self.inverse.diagonal().clamp_min(0).sqrt()
 
     def perturbations(self, columns: slice, noise: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """How some columns of V move when B is perturbed by its own errors, ``count`` draws: (count, N, d).
@@ -108,4 +114,4 @@ class BiasEquations:
         independent = torch.randn(count, *B.shape, generator=generator, dtype=torch.float64) * noise
         relative = noise.norm() / B.square().sum(1).mean().sqrt().clamp_min(1e-300)
         along = torch.randn(count, len(B), 1, generator=generator, dtype=torch.float64) * relative * B
-        return torch.linalg.solve(self._normal(), self.incidence.T @ (independent + along))
+        return self.inverse @ (self.incidence.T @ (independent + along))

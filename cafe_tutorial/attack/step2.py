@@ -21,7 +21,7 @@ def step2_gradient(H_s: Tensor, V_s: Tensor, G: Tensor) -> tuple[Tensor, Tensor]
 
 
 class WeightEquations:
-    """The weight gradients of a cover of the rows, for one worker, and their exact solution.
+    """The weight gradients of a cover of the rows, for all workers, and their exact solution.
 
     Every batch is kept while ``memory`` lasts; after that the batches whose rows are all held twice
     are given up first, so that each row seen stays in at least one batch that is held.
@@ -88,7 +88,7 @@ class WeightEquations:
             power += float(total.square().sum())
         seen = (V.abs().amax(1) > 0) & (A.sum(0) > 0)
         together = A.T @ A  # (N, N), in how many batches two rows meet
-        inverse, open_rows = _invert_gram(together * (V @ V.T) + torch.diag((~seen).double()))
+        inverse, scale, null = _invert_gram(together * (V @ V.T) + torch.diag((~seen).double()))
         H = inverse @ right * seen[:, None]  # (N, d1)
         miss = sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
         equations = len(batches) * d2
@@ -99,18 +99,25 @@ class WeightEquations:
         if perturbations is not None:
             moved = [inverse @ ((together * (V @ dV.to(V).T)) @ H) for dV in perturbations]
             variance = variance + torch.stack(moved).square().sum(2).mean(0)
-        error = variance.sqrt()
-        return H, torch.where(open_rows | ~seen, torch.inf, error)
+        hidden = null * (H.square().sum(1) / scale.square()).sum() * scale.square()  # what the null space may hide
+        error = (variance + hidden).sqrt()
+        return H, torch.where((null > 1e-6) | ~seen, torch.inf, error)
 
 
-def _invert_gram(normal: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse of a positive semi-definite matrix (N, N), and which rows its null space touches, (N,)."""
+def _invert_gram(normal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inverse of a positive semi-definite matrix (N, N), pseudo-inverse where it is singular.
+
+    Returns also the scale (N,) that gives the matrix a unit diagonal, and each row's share (N,) of the
+    scaled matrix's null space.
+    """
     scale = normal.diagonal().clamp_min(1e-300).rsqrt()
     scaled = normal * scale[:, None] * scale
     factor, failed = torch.linalg.cholesky_ex(scaled)
-    if not failed and float(factor.diagonal().min()) > 1e-7:
-        return torch.cholesky_inverse(factor) * scale[:, None] * scale, torch.zeros_like(scale, dtype=torch.bool)
-    values, vectors = torch.linalg.eigh(scaled)
-    kept = values > 1e-12 * values[-1]
-    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
-    return inverse * scale[:, None] * scale, vectors[:, ~kept].square().sum(1) > 1e-6
+    null = torch.zeros_like(scale)
+    inverse = torch.cholesky_inverse(factor) if not failed else None
+    if inverse is None or not inverse.abs().sum(1).max() * scaled.abs().sum(1).max() < 1e10:
+        values, vectors = torch.linalg.eigh(scaled)
+        kept = values > 1e-12 * values[-1]
+        inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+        null = vectors[:, ~kept].square().sum(1)
+    return inverse * scale[:, None] * scale, scale, null
