@@ -21,7 +21,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=150, facecolor="none")
+        self.savefig(buffer, format="png", dpi=150, facecolor="none", bbox_inches="tight", pad_inches=0.05)
         return buffer.getvalue()
 
 

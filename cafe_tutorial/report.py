@@ -85,7 +85,7 @@ def write_outputs(path: str | os.PathLike, outcome) -> None:
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target) as scratch:
         folder = Path(scratch)
         np.savez_compressed(folder / "leak.npz", **arrays)
-        plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white")
+        plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white", bbox_inches="tight")
         (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
         for name in OUTPUTS:
             os.replace(folder / name, target / name)
