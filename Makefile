@@ -1,5 +1,6 @@
 # make book   executes every notebook and writes _build/html/index.html; warnings are errors
 # make test   runs the package's tests and every notebook
+# make pages  looks at the built pages in headless Chromium, where there is one
 # make attack runs the exact attack on 800 digits and writes out/
 # make address REPO=https://github.com/you/your-fork   sets the repository's address everywhere
 # make clean  removes what was built, and the environment
@@ -9,7 +10,7 @@ BIN := .venv/bin
 PACKAGE := $(shell find cafe_tutorial -name '*.py' -o -name '*.json')
 ADDRESS := $(shell sed -n 's/^  url: //p' _config.yml)
 
-.PHONY: book test attack address clean
+.PHONY: book test pages attack address clean
 
 .venv/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
@@ -29,6 +30,9 @@ book: .venv/.installed _build/.sources
 test: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 --nbmake-kernel=python3 book
+
+pages: .venv/.installed
+	$(BIN)/python -m pytest tests/book
 
 attack: .venv/.installed
 	$(BIN)/cafe-tutorial attack

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 INK = "#808080"  # mid-grey text and lines stand out on white and on near-black
+COLOURS = ("#4c78a8", "#e4572e", "#59a14f", "#b07aa1", "#c98500")  # told apart on white and on near-black
 
 
 class Picture(Figure):
@@ -90,5 +91,46 @@ def curve(points: list[tuple[int, float]], *, xlabel: str = "rounds", ylabel: st
         ax.plot(x, y, color="#4c78a8", marker="o", markersize=3)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.grid(alpha=0.25)
+        figure.tight_layout()
+    return figure
+
+
+def histograms(groups: dict[str, Tensor], *, xlabel: str, top: float | None = None) -> Picture:
+    """Overlaid histograms of values in [0, 1], one a group.
+
+    groups : label to values (n,); top : upper end of the count axis, for frames that are to be compared
+    """
+    with style():
+        figure = Picture(figsize=(6, 3))
+        ax = figure.subplots()
+        for (label, values), colour in zip(groups.items(), COLOURS):
+            ax.hist(values.cpu().numpy(), bins=20, range=(0, 1), alpha=0.6, label=label, color=colour)
+        ax.set(xlabel=xlabel, ylabel="rows", xlim=(0, 1), ylim=(0, top))
+        ax.legend(frameon=False)
+        figure.tight_layout()
+    return figure
+
+
+def curves(lines: dict[str, tuple], *, xlabel: str, ylabel: str, log: bool = False) -> Picture:
+    """Several lines: label to (x, y), y on a logarithmic axis when ``log``."""
+    with style():
+        figure = Picture(figsize=(6, 3.4))
+        ax = figure.subplots()
+        for (label, (x, y)), colour in zip(lines.items(), COLOURS):
+            ax.plot(x, y, label=label, color=colour)
+        ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
+        ax.grid(alpha=0.25)
+        ax.legend(frameon=False)
+        figure.tight_layout()
+    return figure
+
+
+def matrices(named: dict[str, Tensor], *, xlabel: str, ylabel: str, limit: float) -> Picture:
+    """Matrices side by side as colours between -``limit`` and ``limit``: label to (rows, columns)."""
+    with style():
+        figure = Picture(figsize=(6, 2.6))
+        for ax, (label, values) in zip(figure.subplots(1, len(named), squeeze=False)[0], named.items()):
+            ax.imshow(values.cpu().numpy(), cmap="coolwarm", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+            ax.set(title=label, xlabel=xlabel, ylabel=ylabel, xticks=[], yticks=[])
         figure.tight_layout()
     return figure

@@ -104,6 +104,15 @@ class VerticalFL:
         self._optimizer = optimizer(list(self.parameters.values())) if optimizer else None
         self._public: Parameters | None = None
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """The workers' private parts, M tensors (N, …); private like ``labels``."""
+        return self.model.unstack(self._stacked)
+
+    @property
+    def labels(self) -> Tensor:
+        return self._labels
+
     def _snapshot(self) -> Parameters:
         """Θ of this round; one shared copy as long as Θ is fixed."""
         if self._public is None:

@@ -10,6 +10,7 @@ from cafe_tutorial.data import Images
 from cafe_tutorial.model import VFLModel
 from cafe_tutorial.partition import GridPartition
 from cafe_tutorial.protocol import VerticalFL
+from cafe_tutorial.reveal import row_gradients as true_gradients  # noqa: F401
 
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -39,24 +40,6 @@ def table_case(rows=20, widths=(2, 3, 4), classes=2, *, batch_size=4, d2=32, see
     labels = torch.randint(classes, (rows,), generator=g)
     model = VFLModel.mlp([(w,) for w in widths], classes=classes, d2=d2, seed=seed)
     return parts, labels, model, VerticalFL(model, parts, labels, batch_size=batch_size, seed=seed, dtype=dtype, **options)
-
-
-def true_gradients(vfl):
-    """v_n = ∂ℓ_n/∂u_n of each row's own loss and h_n, worker by worker: two lists of (N, d2) and (N, d1)."""
-    parts = vfl.model.unstack(vfl._stacked)
-    model, hidden, outputs, u = vfl.model, [], [], []
-    for m, x in enumerate(parts):
-        bottom = model.template(m)
-        own = {k: v.detach() for k, v in model.of_worker(vfl.parameters, m).items()}
-        h = model.representation(m, vfl.parameters)(x).detach()
-        u_m = (h @ own["first.weight"].T + own["first.bias"]).requires_grad_()
-        upper = {k[len("upper.") :]: v for k, v in own.items() if k.startswith("upper.")}
-        outputs.append(torch.func.functional_call(bottom.upper, upper, (u_m,)))
-        hidden.append(h)
-        u.append(u_m)
-    logits = F.linear(torch.cat(outputs, 1), vfl.parameters["head.weight"], vfl.parameters["head.bias"])
-    losses = model.loss(logits, vfl._labels) * len(vfl._labels)  # the sum of the rows' losses
-    return [v.detach() for v in torch.autograd.grad(losses, u)], hidden
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 class Hyperparameters:
     """The settings of steps I, II and III; the defaults are table 9's for MNIST.
 
+    Attributes
+    ----------
     lr_step1, lr_step2, lr_step3 : learning rates of the three steps
     alpha, beta, gamma : weights of the gradient, total-variation and representation terms of eq. 9
     xi : threshold ξ of the truncated total variation
-    init_V, init_H : V starts uniform in [-init_V, init_V], Ĥ uniform in [0, init_H); the paper
-        gives no ranges, these are the released code's
+    init_V, init_H : V starts uniform in [-init_V, init_V], Ĥ uniform in [0, init_H). The paper gives no
+        ranges; these are the released code's
     switch_step2, switch_step3 : step II begins once step I's objective has fallen below the first,
-        step III once step II's has fallen below the second (section 4.2 names 1e-9 and 5e-9);
+        step III once step II's has fallen below the second (section 4.2 names 1e-9 and 5e-9).
         None runs all three steps from the first iteration, as Algorithm 4 is written
     double_bias_correction : correct Adam's moments twice, as the released code does
     global_step_count : correct by the iteration number, as the released code does, and not by how
