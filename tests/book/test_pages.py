@@ -58,7 +58,7 @@ def test_page_is_whole(visit, path):
     serious = [e for e in errors if not any(known in e for known in THEME_ERRORS) and "ERR_INTERNET_DISCONNECTED" not in e]
     assert not serious
     text = page.inner_text("main")
-    for trouble in ("Traceback (most recent call last)", "needs a kernel", "Widget Javascript not detected", "Error rendering", "\\("):
+    for trouble in ("Traceback (most recent call last)", "Warning: ", "needs a kernel", "Widget Javascript not detected", "Error rendering", "\\("):
         assert trouble not in text
     for output in page.query_selector_all("div.cell_output"):
         assert output.inner_text().strip() or output.query_selector("img, svg"), "an empty output"
