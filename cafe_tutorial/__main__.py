@@ -128,7 +128,7 @@ def experiment(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from .experiments import speed
-    from .report import check_output, provenance, write_whole
+    from .report import check_output, provenance, put_in_place
     from .run import check_seed, choose_device
 
     check_seed(arguments.seed)
@@ -142,7 +142,9 @@ def experiment(arguments: argparse.Namespace) -> int:
     text = json.dumps({**result, **provenance(device, arguments.seed, command)}, indent=2) + "\n"
     print(text, end="")
     if arguments.out:
-        write_whole(Path(arguments.out), text)
+        file = Path(arguments.out)
+        with put_in_place(file.parent, (file.name,)) as folder:
+            (folder / file.name).write_text(text)
     return 0
 
 

@@ -58,7 +58,7 @@ class Score:
         psnr_slice_mean is the mean of the per-slice values, the released code's definition.
         ``certified_psnr_min`` and ``certified_error_max`` are the worst certified slice.
         """
-        out = {
+        return {
             "psnr_slice_mean": _over(self.psnr_slice, self.leaks, torch.mean),
             "psnr_slice_median": _over(self.psnr_slice, self.leaks, torch.median),
             "psnr_image_median": _over(self.psnr_image, None, torch.median),
@@ -74,7 +74,6 @@ class Score:
             "certified_psnr_min": _over(self.psnr_slice, self.certified, torch.min),
             "certified_error_max": _over(self.relative_error, self.certified, torch.max),
         }
-        return out
 
     def __str__(self) -> str:
         s = self.summary()

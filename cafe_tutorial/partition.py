@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .checks import at_least_one
+
 
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
@@ -25,15 +27,12 @@ class GridPartition:
 
     def __post_init__(self):
         for name in ("rows", "cols"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+            at_least_one(name, getattr(self, name))
 
     @classmethod
     def for_workers(cls, workers: int, height: int, width: int) -> GridPartition:
         """The grid of ``workers`` tiles nearest to square tiles that divides a ``height`` x ``width`` image."""
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValueError(f"workers={workers!r} must be a whole number of at least 1")
+        at_least_one("workers", workers)
 
         def grids(count):
             return [(r, count // r) for r in _divisors(count) if height % r == 0 and width % (count // r) == 0]

@@ -88,7 +88,7 @@ def curve(points: list[tuple[int, float]], *, xlabel: str = "rounds", ylabel: st
         figure = Picture(figsize=(6, 3))
         ax = figure.subplots()
         x, y = zip(*points)
-        ax.plot(x, y, color="#4c78a8", marker="o", markersize=3)
+        ax.plot(x, y, color=COLOURS[0], marker="o", markersize=3)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.grid(alpha=0.25)
         figure.tight_layout()

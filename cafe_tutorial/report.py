@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -42,12 +43,14 @@ def provenance(device: torch.device, seed: int, command: str | None = None) -> d
     return {"command": command, **own} if command else own
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file so that an interruption leaves the old one or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=file.parent) as scratch:
-        (Path(scratch) / file.name).write_text(text)
-        os.replace(Path(scratch) / file.name, file)
+@contextlib.contextmanager
+def put_in_place(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """A scratch folder to write ``names`` into; each replaces its namesake in ``folder``, in order, once all are whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as scratch:
+        yield Path(scratch)
+        for name in names:
+            os.replace(Path(scratch) / name, folder / name)
 
 
 def check_output(path: str | os.PathLike) -> None:
@@ -80,12 +83,7 @@ def write_outputs(path: str | os.PathLike, outcome) -> None:
     if isinstance(data, Table):
         arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()
         arrays["columns"] = np.array(data.columns)
-    target = Path(path)
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target) as scratch:
-        folder = Path(scratch)
+    with put_in_place(Path(path), OUTPUTS) as folder:
         np.savez_compressed(folder / "leak.npz", **arrays)
         plots.true_beside_recovered(leak, data, split).savefig(folder / "leak.png", dpi=150, facecolor="white", bbox_inches="tight")
         (folder / "report.json").write_text(json.dumps(outcome.report, indent=2, allow_nan=False) + "\n")
-        for name in OUTPUTS:
-            os.replace(folder / name, target / name)

@@ -19,6 +19,7 @@ from .partition import ColumnPartition, GridPartition
 from .protocol import SCHEDULES, VerticalFL
 from .report import provenance
 
+ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
 METHODS = ("exact", "single-loop", "nested-loops")
 
 
@@ -232,12 +233,12 @@ def _iterative(options, model, rows, settings, device):
     common = {"rows": rows, "settings": settings, "seed": options.seed, "device": device}
     if options.method == "single-loop":
         return SingleLoopCAFE(model, **common)
-    return NestedLoopsCAFE(model, iterations=options.rounds or 8000, **common)
+    return NestedLoopsCAFE(model, iterations=options.rounds or ITERATIONS, **common)
 
 
 def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> None:
     """Run the rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
-    total = (options.rounds or 8000) * (3 if options.method == "nested-loops" else 1)
+    total = (options.rounds or ITERATIONS) * (3 if options.method == "nested-loops" else 1)
     with _bar(options, total, options.method) as bar:
         for view in vfl.rounds(total):
             attack.observe(view)

@@ -12,7 +12,6 @@ from cafe_tutorial.partition import GridPartition
 from cafe_tutorial.protocol import VerticalFL
 from cafe_tutorial.reveal import row_gradients as true_gradients  # noqa: F401
 
-
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # one core a worker: two that wait for each other's threads are ten times slower
 

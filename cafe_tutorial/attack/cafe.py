@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..checks import at_least_one
 from ..model import VFLModel
 from ..protocol import RoundView
 from .adam import RowAdam
@@ -37,9 +38,7 @@ class SingleLoopCAFE:
         self, model: VFLModel, *, rows: int, settings: Hyperparameters | None = None, seed: int = 0,
         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
     ):  # fmt: skip
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ValueError(f"rows={rows!r} must be a whole number of at least 1")
-        self.model, self.rows, self.settings = model, rows, settings or Hyperparameters()
+        self.model, self.rows, self.settings = model, at_least_one("rows", rows), settings or Hyperparameters()
         generator = torch.Generator().manual_seed(seed)
         own = self.settings
 
@@ -155,10 +154,8 @@ class NestedLoopsCAFE(SingleLoopCAFE):
     method = "nested-loops"
 
     def __init__(self, model: VFLModel, *, iterations: int, **options):
-        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"iterations={iterations!r} must be a whole number of at least 1")
+        self.iterations = at_least_one("iterations", iterations)
         super().__init__(model, **options)
-        self.iterations = iterations
 
     def _steps(self) -> range:
         step = min(self.observed // self.iterations, 2)

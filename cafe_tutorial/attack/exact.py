@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from ..checks import at_least_one
 from ..model import VFLModel
 from ..protocol import RoundView
 from .invert import ATTEMPTS, Attempt, invert
@@ -55,9 +56,7 @@ class ExactCAFE:
         self, model: VFLModel, *, rows: int, memory: float = 2**30, attempts: tuple[Attempt, ...] = ATTEMPTS,
         seed: int = 0, progress: bool = False,
     ):  # fmt: skip
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ValueError(f"rows={rows!r} must be a whole number of at least 1")
-        self.model, self.rows, self.attempts, self.seed, self.progress = model, rows, attempts, seed, progress
+        self.model, self.rows, self.attempts, self.seed, self.progress = model, at_least_one("rows", rows), attempts, seed, progress
         self.bias = BiasEquations(rows)
         self.weight = WeightEquations(rows, memory=memory)
         self._parameters = None

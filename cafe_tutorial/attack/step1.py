@@ -34,6 +34,7 @@ class BiasEquations:
         self._indices: list[Tensor] = []
         self._sums: list[Tensor] = []
         self._basis = torch.zeros(0, rows, dtype=torch.float64)  # (capacity, N), orthonormal rows
+        self._system: tuple[Tensor, Tensor] | None = None
         self._inverse: Tensor | None = None
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class BiasEquations:
         """Add a round: its rows (|s|,) and its averaged bias gradients b (D,), of all layers side by side."""
         self._indices.append(indices.cpu())
         self._sums.append(b.detach().double().cpu() * len(indices))
-        self._inverse = None
+        self._system = self._inverse = None
         if self.rank < self.rows and self._enlarge(indices.cpu()):
             self.rank += 1
             self.last_gain = len(self)
@@ -79,10 +80,17 @@ class BiasEquations:
         return float(values[0] / values[-1])
 
     @property
+    def system(self) -> tuple[Tensor, Tensor]:
+        """A (T, N) and B (T, D) of the rounds so far, made once."""
+        if self._system is None:
+            self._system = self.incidence, torch.stack(self._sums)
+        return self._system
+
+    @property
     def inverse(self) -> Tensor:
-        """(AᵀA)⁻¹, shape (N, N)."""
+        """(AᵀA)⁻¹, shape (N, N), made once."""
         if self._inverse is None:
-            A = self.incidence
+            A, _ = self.system
             self._inverse = torch.linalg.inv(A.T @ A)
         return self._inverse
 
@@ -92,7 +100,7 @@ class BiasEquations:
         The latter follows from the rounding ``eps`` of the gradients that came in and from what the
         solution leaves over.
         """
-        A, B = self.incidence, torch.stack(self._sums)  # (T, N), (T, D)
+        A, B = self.system  # (T, N), (T, D)
         V = torch.linalg.lstsq(A, B).solution
         noise = eps * B.square().mean(0).sqrt()  # (D,)
         freedom = len(self) - self.rows
@@ -110,8 +118,9 @@ class BiasEquations:
         noise : (d,), as from :meth:`solve`. One half of each draw's power is independent from entry to
         entry; the other keeps the direction of a round's gradient, as the rounding of a row's loss does.
         """
-        B = torch.stack(self._sums)[:, columns]  # (T, d)
+        A, B = self.system
+        B = B[:, columns]  # (T, d)
         independent = torch.randn(count, *B.shape, generator=generator, dtype=torch.float64) * noise
         relative = noise.norm() / B.square().sum(1).mean().sqrt().clamp_min(1e-300)
         along = torch.randn(count, len(B), 1, generator=generator, dtype=torch.float64) * relative * B
-        return self.inverse @ (self.incidence.T @ (independent + along))
+        return self.inverse @ (A.T @ (independent + along))

@@ -42,7 +42,7 @@ class WeightEquations:
     def add(self, indices: Tensor, gradients: list[Tensor]) -> None:
         """Add a round: its rows (|s|,) and one averaged weight gradient (M_g, d2, d1) a group of workers."""
         rows = indices.cpu()
-        size = sum(g.numel() * g.element_size() for g in gradients)
+        size = _bytes(gradients)
         if self._bytes + size > self.memory and bool((self.cover[rows] > 0).all()):
             return
         self.held[self._next] = (rows, [g.detach().clone() for g in gradients])
@@ -60,7 +60,7 @@ class WeightEquations:
             rows, gradients = self.held[key]
             if bool((self.cover[rows] > 1).all()):
                 self.cover[rows] -= 1
-                self._bytes -= sum(g.numel() * g.element_size() for g in gradients)
+                self._bytes -= _bytes(gradients)
                 del self.held[key]
 
     def solve(
@@ -102,6 +102,10 @@ class WeightEquations:
         hidden = null * (H.square().sum(1) / scale.square()).sum() * scale.square()  # what the null space may hide
         error = (variance + hidden).sqrt()
         return H, torch.where((null > 1e-6) | ~seen, torch.inf, error)
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _invert_gram(normal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
