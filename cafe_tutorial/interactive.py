@@ -1,10 +1,11 @@
-"""A figure to play with that needs no kernel: frames behind a range input, in plain HTML."""
+"""Figures to play with: frames behind a slider in plain HTML, and explorers that compute anew where a kernel runs."""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from .plots import Picture
 
@@ -50,3 +51,44 @@ class Slider:
 
     def __repr__(self) -> str:
         return f"Slider({self.name}: {self.labels[self.start]})"
+
+
+def explore(draw: Callable[..., Picture], **choices: Sequence):
+    """Controls that call ``draw`` anew, in a live notebook; its first picture on a static page.
+
+    draw : function of keyword arguments that returns a :class:`~cafe_tutorial.plots.Picture`
+    choices : for each argument the values to choose from, the middle one to begin with
+
+    The controls are ipywidgets' (7.7 or 8), one a choice, and answer when they are let go. Where nobody can
+    move them, in a book build, a test run or without ipywidgets, the picture of the values to begin with is returned.
+    """
+    empty = [name for name, values in choices.items() if not len(values)]
+    if not choices or empty:
+        raise ValueError(f"choices={choices!r} must give each argument of draw at least one value{': ' + empty[0] + ' has none' if empty else ''}")
+    start = {name: values[len(values) // 2] for name, values in choices.items()}
+    if not _reader_present():
+        return draw(**start)
+    import ipywidgets
+    from IPython.display import display
+
+    def show(**values):
+        display(draw(**values))
+
+    controls = {
+        name: ipywidgets.SelectionSlider(
+            options=[(str(v), v) for v in values], value=start[name], description=name.replace("_", " "), continuous_update=False
+        )
+        for name, values in choices.items()
+    }
+    return ipywidgets.interactive(show, **controls)
+
+
+def _reader_present() -> bool:
+    """Whether somebody sits at the kernel with ipywidgets at hand: on Colab, or where a front end would answer
+    an input prompt, which neither a book build nor a test run does."""
+    if "IPython" not in sys.modules:
+        return False
+    from importlib.util import find_spec
+
+    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None)
+    return find_spec("ipywidgets") is not None and ("google.colab" in sys.modules or bool(getattr(kernel, "_allow_stdin", False)))

@@ -3,8 +3,8 @@ import html.parser
 import pytest
 import torch
 
-from cafe_tutorial.interactive import Slider
-from cafe_tutorial.plots import curve
+from cafe_tutorial.interactive import Slider, explore
+from cafe_tutorial.plots import Picture, curve
 
 
 class Page(html.parser.HTMLParser):
@@ -37,6 +37,56 @@ def test_slider_errors():
             Slider(frames, labels, name="x")
     with pytest.raises(ValueError, match="start=2"):
         Slider([frame, frame], ["a", "b"], name="x", start=2)
+
+
+EXPLORER = """
+from cafe_tutorial.interactive import explore
+from cafe_tutorial.plots import curve
+explore(lambda height, line_end: curve([(0, 0), (line_end, height)]), height=(3, 1), line_end=(5, 7, 9))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    manager = pytest.importorskip("jupyter_client.manager")
+    running, client = manager.start_new_kernel(kernel_name="python3")
+    yield client
+    client.stop_channels()
+    running.shutdown_kernel(now=True)
+
+
+def outputs(kernel, **how):
+    """The messages that running the explorer sends to a front end."""
+    messages = []
+    kernel.execute_interactive(EXPLORER, output_hook=messages.append, timeout=120, **how)
+    assert not [m for m in messages if m["msg_type"] == "error"]
+    return messages
+
+
+def shown(messages):
+    return [m["content"]["data"] for m in messages if m["msg_type"] in ("display_data", "execute_result")]
+
+
+def test_explorer_is_a_picture_where_nobody_is_present(kernel):
+    assert isinstance(explore(lambda a: curve([(0, a), (1, 1)]), a=(1, 2)), Picture)
+    (only,) = shown(outputs(kernel, allow_stdin=False))
+    assert "image/png" in only and not any("widget" in kind for kind in only)
+
+
+def test_explorer_has_widgets_where_a_front_end_answers(kernel):
+    messages = outputs(kernel, allow_stdin=True, stdin_hook=lambda m: None)
+    assert any("application/vnd.jupyter.widget-view+json" in data for data in shown(messages))
+    states = [m["content"]["data"]["state"] for m in messages if m["msg_type"] == "comm_open"]
+    sliders = [s for s in states if s["_model_name"] == "SelectionSliderModel"]
+    assert [s["description"] for s in sliders] == ["height", "line end"]
+    state = [(s["index"], list(s["_options_labels"]), s["continuous_update"]) for s in sliders]
+    assert state == [(1, ["3", "1"], False), (1, ["5", "7", "9"], False)]
+
+
+def test_explorer_errors():
+    for choices in ({}, {"a": ()}):
+        with pytest.raises(ValueError, match="choices="):
+            explore(lambda **_: None, **choices)
 
 
 def test_reveal_agrees_with_the_protocol():
