@@ -224,3 +224,15 @@ def test_experiment_speed(tmp_path, monkeypatch, capsys):
     assert result["command"].startswith("cafe-tutorial experiment speed") and 0 < sum(result["operations"].values()) <= 1
     (tmp_path / "file").write_text("x")
     assert main(["experiment", "speed", "--out", str(tmp_path / "file" / "s.json")]) == 2
+
+
+def test_experiment_certificates(tmp_path, monkeypatch):
+    from cafe_tutorial.experiments import certificates
+    from cafe_tutorial.experiments.certificates import Setting
+
+    full, few = certificates.run, (Setting("digits", 12, 3, workers=4, d2=32, seeds=2), Setting("breast-cancer", 20, 3, columns=(5, 10, 15)))
+    monkeypatch.setattr(certificates, "run", lambda **options: full(settings=few, **options))
+    assert main(["experiment", "certificates", "--quiet", "--out", str(tmp_path / "c.json")]) == 0
+    result = json.loads((tmp_path / "c.json").read_text())
+    assert result["slices"] == 2 * 48 + 60 == sum(r["slices"] for r in result["settings"]) and result["false"] == 0
+    assert 0 < result["certified"] <= result["leak"] and {r["seed"] for r in result["settings"]} == {0, 1}

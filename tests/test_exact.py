@@ -5,8 +5,10 @@ import torch
 from conftest import image_case, smooth_images, table_case, true_gradients
 
 from cafe_tutorial.attack import ExactCAFE, NotIdentifiable
-from cafe_tutorial.attack.invert import Attempt, invert
+from cafe_tutorial.attack.invert import Attempt, gains, invert
+from cafe_tutorial.data import load_images
 from cafe_tutorial.metrics import score
+from cafe_tutorial.protocol import VerticalFL
 
 SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
 
@@ -141,6 +143,32 @@ def test_nothing_is_certified_where_h_has_fewer_numbers_than_the_image():
     model = VFLModel([bottom], nn.Linear(5, data.classes), [(1, 8, 8)])
     vfl = VerticalFL(model, [data.images], data.labels, batch_size=2)
     assert not attacked(model, vfl, attempts=SHORT).solve().certified.any()
+
+
+@pytest.mark.parametrize("layer, shift", [(0, -0.02), (0, -0.1), (3, -0.05)])
+def test_nothing_wrong_is_certified_where_a_convolution_swallows_pixels(layer, shift):
+    """Negative biases hide dark pixels from h: many images have the same h_n, so a small residual says nothing."""
+    data = load_images("mnist-sample", rows=8, seed=0)
+    split, model, _ = image_case(data, d2=256)
+    model.parameters[f"group0.representation.{layer}.bias"] += shift
+    vfl = VerticalFL(model, split.split(data.images), data.labels, batch_size=2)
+    result = score(attacked(model, vfl, attempts=SHORT[:1]).solve(), data, split)
+    assert (result.psnr_slice < 60).any() and not (result.certified & (result.psnr_slice < 60)).any()
+
+
+@pytest.mark.parametrize("channels, size", [(1, 8), (3, 6), (1, 3)])
+def test_gains_are_the_extreme_singular_values(channels, size):
+    data = smooth_images(rows=4, channels=channels, height=size, width=size)
+    model = image_case(data, grid=(1, 1))[1]
+    h = model.representation(0, model.parameters)
+    x = 0.2 + 0.6 * data.images
+    low, high = gains(h, x, steps=40, generator=torch.Generator().manual_seed(0))
+    J = torch.stack([torch.func.jacrev(lambda z: h(z[None])[0])(row).flatten(1) for row in x])
+    values = torch.linalg.svdvals(J)
+    assert torch.allclose(high, values[:, 0], rtol=1e-3)
+    assert (low >= values[:, -1] * 0.999).all() and (low <= 1.3 * values[:, -1]).all()
+    silent = {k: v - 10 * k.endswith("representation.0.bias") for k, v in model.parameters.items()}
+    assert (gains(model.representation(0, silent), x, generator=torch.Generator().manual_seed(0))[0] == 0).all()
 
 
 def test_doubtful_labels_are_counted():

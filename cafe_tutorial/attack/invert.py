@@ -80,6 +80,41 @@ def invert(
     return x, residual
 
 
+def gains(
+    representation: Callable[[Tensor], Tensor], x: Tensor, *, steps: int = 24, inset: float = 1e-3, chunk: int = 128, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """By how much h changes at the least and at the most for a unit change of x: σ_min and σ_max of its Jacobian J.
+
+    An error ‖δh‖ of h allows an error of x of ‖δh‖ / σ_min, as far as h is linear; σ_min is zero where part
+    of x does not reach h. Both (n,), from ``steps`` of Lanczos on JᵀJ: the smallest is an upper bound, off
+    by less than half for the networks here. Images are first moved ``inset`` inside [0, 1], for at a black
+    pixel ReLUs stand at their kink and autograd's slope there is zero.
+    """
+    both = [_lanczos(representation, part, steps, inset, generator) for part in x.split(chunk)]
+    return tuple(torch.cat(ends) for ends in zip(*both))
+
+
+def _lanczos(representation, x, steps, inset, generator) -> tuple[Tensor, Tensor]:
+    at = (x.clamp(inset, 1 - inset) if x.dim() == 4 else x).detach().requires_grad_()
+    q = torch.randn(x.shape, generator=generator).to(x).flatten(1)
+    basis, diagonal, beside = (q / q.norm(dim=1, keepdim=True))[:, None], [], []  # (n, k, pixels), k growing
+    with full_precision():
+        out = representation(at)
+        weights = torch.zeros_like(out, requires_grad=True)
+        (pulled,) = torch.autograd.grad(out, at, weights, create_graph=True)  # Jᵀ w, linear in w
+        for _ in range(min(steps, q.shape[1])):
+            (pushed,) = torch.autograd.grad(pulled, weights, basis[:, -1].view_as(x), retain_graph=True)  # J q
+            w = torch.autograd.grad(out, at, pushed, retain_graph=True)[0].flatten(1)  # Jᵀ J q
+            diagonal.append((w * basis[:, -1]).sum(1))
+            for _twice in range(2):
+                w = w - ((basis @ w[:, :, None]) * basis).sum(1)
+            beside.append(w.norm(dim=1))
+            basis = torch.cat([basis, (w / beside[-1].clamp_min(1e-30)[:, None])[:, None]], 1)
+    ritz = torch.diag_embed(torch.stack(diagonal, 1)) + torch.diag_embed(torch.stack(beside, 1)[:, :-1], 1)
+    values = torch.linalg.eigvalsh(ritz.double(), UPLO="U").clamp_min(0).sqrt().to(x)
+    return values[:, 0], values[:, -1]
+
+
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
     x = _start(attempt.start, len(target), shape, generator).to(target)
     x = _adam(representation, target, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
