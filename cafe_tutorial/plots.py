@@ -111,16 +111,27 @@ def histograms(groups: dict[str, Tensor], *, xlabel: str, top: float | None = No
     return figure
 
 
-def curves(lines: dict[str, tuple], *, xlabel: str, ylabel: str, log: bool = False) -> Picture:
-    """Several lines: label to (x, y), y on a logarithmic axis when ``log``."""
+def curves(
+    lines: dict[str, tuple], *, xlabel: str, ylabel: str, log: bool = False,
+    top: float | None = None, bottom: float | None = None, right: float | None = None, marks: bool = False,
+) -> Picture:  # fmt: skip
+    """Several lines: label to (x, y), y on a logarithmic axis when ``log``.
+
+    top, bottom, right : ends of the axes, for frames that are to be compared; marks : a dot at each point. A label
+    that begins with "predicted" is drawn dashed.
+    """
     with style():
         figure = Picture(figsize=(6, 3.4))
         ax = figure.subplots()
-        for (label, (x, y)), colour in zip(lines.items(), COLOURS):
-            ax.plot(x, y, label=label, color=colour)
+        solid = iter(COLOURS)
+        for label, (x, y) in lines.items():
+            dashed = label.startswith("predicted")
+            ax.plot(x, y, label=label, color=INK if dashed else next(solid), linestyle="--" if dashed else "-", marker="o" if marks else None, markersize=4)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
+        ax.set_ylim(bottom, top)
+        ax.set_xlim(right=right)
         ax.grid(alpha=0.25)
-        ax.legend(frameon=False)
+        ax.legend(frameon=False, fontsize=9)
         figure.tight_layout()
     return figure
 

@@ -120,14 +120,16 @@ def output_gradient_for(other: Tensor, weight_gradient: Tensor, bias_gradient: T
 
     Raises
     ------
-    ValueError : the image's patches are dependent, as those of a blank image are
+    ValueError : the image's patches are dependent, as those of a blank image are, or outnumber the positions
     """
     channels, height, width = other.shape
     kernel = weight_gradient.shape[-1]
     patches = F.unfold(other[None].double(), kernel, padding=padding)[0]  # (C k², H'W')
     patches = torch.cat([patches, torch.ones_like(patches[:1])])
     if int(torch.linalg.matrix_rank(patches, rtol=1e-10)) < len(patches):
-        raise ValueError(f"other has dependent {kernel}x{kernel} patches, so not every gradient can be had from it; use an image with more structure")
+        equations, unknowns = patches.shape
+        why = f"{equations} equations a filter for {unknowns} positions" if equations > unknowns else "use an image with more structure"
+        raise ValueError(f"other has dependent {kernel}x{kernel} patches, so not every gradient can be had from it: {why}")
     wanted = torch.cat([weight_gradient.double().flatten(1), bias_gradient.double()[:, None]], 1)  # (G, C k² + 1)
     delta = torch.linalg.lstsq(patches, wanted.T, driver="gelsd").solution.T  # (G, H'W')
     return delta.reshape(len(delta), height + 2 * padding - kernel + 1, width + 2 * padding - kernel + 1)
