@@ -76,7 +76,7 @@ def incidence_rank(schedule: str, rows: int, batch_size: int, rounds: int) -> fl
     """The rank of the incidence matrix after ``rounds`` rounds: N, the number of equations, or what the schedule allows.
 
     ``fixed``: B = ⌈N/K⌉ batches return. ``epochs``: each complete epoch but the first repeats one equation,
-    for the batches of every epoch add up to all rows; exact but for chance close to rank N. ``random``: no more than the expected number of rows that
+    for the batches of every epoch add up to all rows; an upper bound, reached unless K is close to 1 or to N. ``random``: no more than the expected number of rows that
     were drawn at least once, or left out at least once; exact for K = 1 and K = N - 1, an upper bound otherwise.
     """
     p1, _ = probabilities(rows, batch_size)
@@ -109,7 +109,9 @@ def step2_bounds(V: Tensor, batch_size: int) -> tuple[float, float]:
     return 2 * (p1 - p2) * least, 2 * p1 * least
 
 
-def output_gradient_for(other: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, padding: int) -> Tensor:
+def output_gradient_for(
+    other: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, padding: int, *, allowed: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """An output gradient with which another image has the same gradients at a convolution of stride 1.
 
     With δ = ∂ℓ/∂Y at the layer's output, the weight gradient is Σ_ij δ_g(i, j) x(i + ·, j + ·) and the bias
@@ -117,6 +119,8 @@ def output_gradient_for(other: Tensor, weight_gradient: Tensor, bias_gradient: T
     as soon as the image's patches are independent.
 
     other : (C, H, W); weight_gradient : (G, C, k, k); bias_gradient : (G,). Returns the smallest such δ, (G, H', W').
+    allowed : bool, (G, H', W'): where δ may differ from zero. The equations need not have a solution then; the δ
+        that comes closest is returned.
 
     Raises
     ------
@@ -126,10 +130,14 @@ def output_gradient_for(other: Tensor, weight_gradient: Tensor, bias_gradient: T
     kernel = weight_gradient.shape[-1]
     patches = F.unfold(other[None].double(), kernel, padding=padding)[0]  # (C k², H'W')
     patches = torch.cat([patches, torch.ones_like(patches[:1])])
-    if int(torch.linalg.matrix_rank(patches, rtol=1e-10)) < len(patches):
+    if allowed is None and int(torch.linalg.matrix_rank(patches, rtol=1e-10)) < len(patches):
         equations, unknowns = patches.shape
         why = f"{equations} equations a filter for {unknowns} positions" if equations > unknowns else "use an image with more structure"
         raise ValueError(f"other has dependent {kernel}x{kernel} patches, so not every gradient can be had from it: {why}")
     wanted = torch.cat([weight_gradient.double().flatten(1), bias_gradient.double()[:, None]], 1)  # (G, C k² + 1)
-    delta = torch.linalg.lstsq(patches, wanted.T, driver="gelsd").solution.T  # (G, H'W')
+    if allowed is None:
+        delta = torch.linalg.lstsq(patches, wanted.T, driver="gelsd").solution.T  # (G, H'W')
+    else:
+        masked = patches * allowed.flatten(1)[:, None]  # (G, C k² + 1, H'W')
+        delta = torch.linalg.lstsq(masked, wanted[:, :, None], driver="gelsd").solution[..., 0]
     return delta.reshape(len(delta), height + 2 * padding - kernel + 1, width + 2 * padding - kernel + 1)

@@ -114,6 +114,12 @@ def test_another_image_explains_a_convolutions_gradients(channels, kernel, paddi
     again = torch.autograd.grad((layer(images[1:])[0] * delta).sum(), [layer.weight, layer.bias])
     for found, first in zip(again, (layer.weight.grad, layer.bias.grad)):
         assert (found - first).norm() < 1e-9 * first.norm()
+    everywhere = torch.ones_like(delta, dtype=torch.bool)
+    same = theory.output_gradient_for(images[1], layer.weight.grad, layer.bias.grad, padding, allowed=everywhere)
+    assert torch.allclose(same, delta, atol=1e-9 * float(delta.abs().max()))
+    few = everywhere & (torch.rand(delta.shape, generator=torch.Generator().manual_seed(1)) < 0.1)
+    masked = theory.output_gradient_for(images[1], layer.weight.grad, layer.bias.grad, padding, allowed=few)
+    assert masked[~few].abs().max() < 1e-9 * masked.abs().max()
 
 
 def test_errors():
