@@ -60,11 +60,12 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--double-softmax", action="store_true", help="apply a second softmax before the loss, as the released code does")
     proto = a.add_argument_group("the protocol")
     proto.add_argument("--batch-size", type=int, metavar="K", help="rows a round (default: 40, or a twentieth of fewer than 800 rows)")
-    proto.add_argument("--schedule", choices=SCHEDULES, default="random", help="random K-subsets, shuffled epochs, or fixed batches (default: random)")
+    proto.add_argument("--schedule", choices=SCHEDULES, help="random K-subsets, shuffled epochs, or fixed batches (default: random; epochs for few-rounds)")
     proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
     proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
     how = a.add_argument_group("the attack")
-    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact")
+    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients")
+    how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")
     how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, single-loop 8000, nested-loops 8000 for each of its three steps")
     how.add_argument("--preset", choices=PRESETS, help="table 9's hyperparameters for the iterative methods (default: mnist for grey images and tables, cifar10 for colour)")
     how.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="change one hyperparameter of the preset, for example --set gamma=0 --set switch_step2=1e-9")
@@ -124,10 +125,10 @@ def attack(arguments: argparse.Namespace) -> int:
 
 
 def experiment(arguments: argparse.Namespace) -> int:
+    import importlib
     import json
     from pathlib import Path
 
-    from .experiments import certificates, speed
     from .report import check_output, provenance, put_in_place
     from .run import check_seed, choose_device
 
@@ -137,7 +138,7 @@ def experiment(arguments: argparse.Namespace) -> int:
     if arguments.out:
         check_output(Path(arguments.out).absolute().parent)
     device = choose_device(arguments.device)
-    result = {"speed": speed, "certificates": certificates}[arguments.name].run(device=device, seed=arguments.seed, progress=not arguments.quiet)
+    result = importlib.import_module(f".experiments.{arguments.name}", __package__).run(device=device, seed=arguments.seed, progress=not arguments.quiet)
     command = f"cafe-tutorial experiment {arguments.name} --device {arguments.device} --seed {arguments.seed}"
     text = json.dumps({**result, **provenance(device, arguments.seed, command)}, indent=2) + "\n"
     print(text, end="")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from tqdm.auto import tqdm
 
-from .attack import PRESETS, ExactCAFE, Hyperparameters, Leak, NestedLoopsCAFE, NotIdentifiable, SingleLoopCAFE
+from .attack import PRESETS, ExactCAFE, FewRoundsCAFE, Hyperparameters, Leak, NestedLoopsCAFE, NotIdentifiable, SingleLoopCAFE
 from .data import Images, Table, load
 from .metrics import Score, score
 from .model import VFLModel
@@ -20,7 +20,8 @@ from .protocol import SCHEDULES, VerticalFL
 from .report import provenance
 
 ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
-METHODS = ("exact", "single-loop", "nested-loops")
+METHODS = ("exact", "few-rounds", "single-loop", "nested-loops")
+EPOCHS = 4  # of few-rounds
 
 
 @dataclass
@@ -34,7 +35,8 @@ class AttackOptions:
     batch_size: int | None = None
     method: str = "exact"
     rounds: int | None = None
-    schedule: str = "random"
+    epochs: int | None = None
+    schedule: str | None = None
     preset: str | None = None
     overrides: dict[str, float] = field(default_factory=dict)
     d2: int = 256
@@ -76,6 +78,7 @@ def run_attack(options: AttackOptions) -> Outcome:
     work, never with anything written.
     """
     _check(options)
+    options = dataclasses.replace(options, schedule=options.schedule or ("epochs" if options.method == "few-rounds" else "random"))
     device = choose_device(options.device)
     data = load(options.data, rows=options.rows, seed=options.seed, at_most=800)
     rows = len(data)
@@ -97,7 +100,10 @@ def run_attack(options: AttackOptions) -> Outcome:
         seed=options.seed, device=device,
     )  # fmt: skip
     curve: list[dict] = []
-    if options.method == "exact":
+    if options.method == "few-rounds":
+        attack = FewRoundsCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
+        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size))
+    elif options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
         _observe_exact(attack, vfl, options)
     else:
@@ -118,7 +124,7 @@ def run_attack(options: AttackOptions) -> Outcome:
         "rounds": leak.rounds,
         "seconds": round(seconds, 2),
         **result.summary(),
-        "settings": None if options.method == "exact" else dataclasses.asdict(settings),
+        "settings": dataclasses.asdict(settings) if options.method in ("single-loop", "nested-loops") else None,
         "d2": options.d2,
         "double_softmax": options.double_softmax,
         "pretrain": options.pretrain,
@@ -132,19 +138,21 @@ def run_attack(options: AttackOptions) -> Outcome:
 
 
 def _check(options: AttackOptions) -> None:
-    for name, value, least in (("rounds", options.rounds, 1), ("pretrain", options.pretrain, 0), ("curve", options.curve, 0)):
+    for name, value, least in (("rounds", options.rounds, 1), ("epochs", options.epochs, 1), ("pretrain", options.pretrain, 0), ("curve", options.curve, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
     check_seed(options.seed)
-    if options.method == "exact":
+    if options.method in ("exact", "few-rounds"):
         for name, given in (("curve", options.curve), ("preset", options.preset), ("set", options.overrides)):
             if given:
-                raise ValueError(f"{name} is for the iterative methods (single-loop, nested-loops); method='exact' has no use for it")
+                raise ValueError(f"{name} is for the iterative methods (single-loop, nested-loops); method={options.method!r} has no use for it")
+    if options.epochs is not None and (options.method != "few-rounds" or options.rounds is not None):
+        raise ValueError(f"epochs={options.epochs} is for method='few-rounds', in place of rounds; got method={options.method!r}, rounds={options.rounds}")
     if not 0 <= options.learning_rate < 10:
         raise ValueError(f"learning_rate={options.learning_rate} must be from 0 (Θ fixed) to below 10")
-    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, SCHEDULES)):
+    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, (*SCHEDULES, None))):
         if value not in known:
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
     if options.preset is not None and options.preset not in PRESETS:
         raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
 
@@ -226,6 +234,13 @@ def _observe_exact(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions) -
         while (attack.observed < options.rounds) if options.rounds else not (attack.ready or attack.stalled):
             for view in vfl.rounds(1):
                 attack.observe(view)
+            bar.update()
+
+
+def _observe(attack, vfl: VerticalFL, options: AttackOptions, total: int) -> None:
+    with _bar(options, total, "rounds") as bar:
+        for view in vfl.rounds(total):
+            attack.observe(view)
             bar.update()
 
 

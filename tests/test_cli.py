@@ -236,3 +236,15 @@ def test_experiment_certificates(tmp_path, monkeypatch):
     result = json.loads((tmp_path / "c.json").read_text())
     assert result["slices"] == 2 * 48 + 60 == sum(r["slices"] for r in result["settings"]) and result["false"] == 0
     assert 0 < result["certified"] <= result["leak"] and {r["seed"] for r in result["settings"]} == {0, 1}
+
+
+def test_few_rounds(tmp_path):
+    base = ["attack", "--data", "digits", "--rows", "16", "--batch-size", "4", "--method", "few-rounds", "--quiet", "--out", str(tmp_path / "o")]
+    assert main(base) == 0
+    found = report_of(tmp_path / "o")
+    assert (found["rounds"], found["schedule"], found["method"]) == (16, "epochs", "few-rounds") and found["settings"] is None
+    assert found["slices_certified"] > 0 and found["certified_psnr_min"] > 60
+    assert main([*base, "--epochs", "2"]) == 0 and report_of(tmp_path / "o")["rounds"] == 8
+    for wrong in (["--epochs", "0"], ["--epochs", "2", "--rounds", "3"], ["--curve", "5"]):
+        assert main([*base, *wrong]) == 2
+    assert main(["attack", "--epochs", "3", "--out", str(tmp_path / "o")]) == 2

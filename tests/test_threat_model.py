@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import image_case, smooth_images, table_case
 
-from cafe_tutorial.attack import ExactCAFE, NestedLoopsCAFE, SingleLoopCAFE
+from cafe_tutorial.attack import ExactCAFE, FewRoundsCAFE, NestedLoopsCAFE, SingleLoopCAFE
 from cafe_tutorial.data import Images
 from cafe_tutorial.protocol import VerticalFL
 
@@ -29,7 +29,7 @@ def reachable(start):
     return list(seen.values())
 
 
-@pytest.mark.parametrize("make", [ExactCAFE, SingleLoopCAFE, lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)])
+@pytest.mark.parametrize("make", [ExactCAFE, FewRoundsCAFE, SingleLoopCAFE, lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)])
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_nothing_leads_from_an_attack_to_the_data(make, kind):
     if kind == "images":

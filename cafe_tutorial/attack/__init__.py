@@ -2,7 +2,8 @@
 
 from .cafe import NestedLoopsCAFE, SingleLoopCAFE
 from .exact import ExactCAFE, NotIdentifiable
+from .few_rounds import FewRoundsCAFE
 from .leak import Leak
 from .presets import PRESETS, Hyperparameters
 
-__all__ = ["PRESETS", "ExactCAFE", "Hyperparameters", "Leak", "NestedLoopsCAFE", "NotIdentifiable", "SingleLoopCAFE"]
+__all__ = ["PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "NestedLoopsCAFE", "NotIdentifiable", "SingleLoopCAFE"]

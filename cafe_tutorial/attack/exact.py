@@ -1,9 +1,7 @@
 """CAFE solved exactly: steps I and II as linear systems, step III from an exact H.
 
 About N rounds suffice where the iterative schedules take thousands. The attacker also learns how far
-each result can be trusted: the precision of V and H follows from the systems' own residuals. A slice is
-certified when h_n is known to about 2e-5 of its norm, the image found has that h_n, and h, linearized there,
-tells it from its neighbours well enough for 60 dB; whether an image far away has the same h_n is not tested.
+each result can be trusted: the precision of V and H follows from the systems' own residuals.
 """
 
 from __future__ import annotations
@@ -11,22 +9,19 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
-from tqdm.auto import tqdm
+from torch import Tensor
 
 from ..checks import at_least_one
 from ..model import VFLModel
 from ..protocol import RoundView
-from .invert import ATTEMPTS, Attempt, gains, invert
+from .invert import ATTEMPTS, Attempt
 from .leak import Leak
+from .slices import recover_slices
 from .step1 import BiasEquations
 from .step2 import WeightEquations
 
 LIVE = 8.0  # ‖v̂_n‖ must exceed this many times its expected error
 DRAWS = 8  # perturbations of V, to see how far H moves
-CERTIFIED = 1e-8  # no residual above this is ever certified
-FLOOR = 1e-10  # and none below this is doubted for its size, if h_n itself is known well enough
-PIXEL_ERROR = 1e-3  # root mean square, 60 dB: what a certificate allows for
 
 
 class NotIdentifiable(ValueError):
@@ -113,7 +108,9 @@ class ExactCAFE:
         if self._moved:  # a row lost in the drift of Θ is not silent
             live = torch.ones_like(live)
         H, H_error = zip(*(self._representations(m, V_parts[m], live[:, m], noise, eps, generator) for m in range(self.model.workers)))
-        slices, residual, certified = self._slices(H, H_error, live)
+        slices, residual, certified = recover_slices(
+            self.model, self._parameters, H, H_error, live, trusted=not self._moved, attempts=self.attempts, seed=self.seed, progress=self.progress
+        )
         device = self._parameters["head.bias"].device
         return Leak(
             method=self.method,
@@ -132,41 +129,6 @@ class ExactCAFE:
         moves = self.bias.perturbations(columns, noise[columns], DRAWS, generator)
         H, error = self.weight.solve(*self.model.place(m), V, live, eps=eps, perturbations=moves)
         return H, error / H.norm(dim=1).clamp_min(1e-300)
-
-    def _slices(self, H, H_error, live) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Step III for every worker: slices, residuals (N, M) and certificates (N, M)."""
-        dtype, device = self._parameters["head.bias"].dtype, self._parameters["head.bias"].device
-        generator = torch.Generator().manual_seed(self.seed)
-        slices, residual, certified = [], [], []
-        with tqdm(total=int(live.sum()), desc="step III", unit="slice", leave=False, disable=not self.progress) as bar:
-            for m, (h, delta) in enumerate(zip(H, H_error)):
-                known = live[:, m].to(device) & torch.isfinite(delta) & (delta > 0)
-                shape = self.model.part_shapes[m]
-                x = torch.zeros(self.rows, *shape, dtype=dtype, device=device)
-                rho = torch.full((self.rows,), math.nan, dtype=dtype, device=device)
-                limit = (25 * delta.square()).clamp_min(FLOOR)
-                if isinstance(self.model.template(m).representation, nn.Identity):
-                    x[known], rho[known] = h[known].to(dtype).reshape(-1, *shape), 0.0
-                elif bool(known.any()):
-                    x[known], rho[known] = invert(
-                        self.model.representation(m, self._parameters), h[known].to(dtype), shape, goal=limit[known],
-                        attempts=self.attempts, chunk=_chunk(shape, device), generator=generator, tick=bar.update,
-                    )  # fmt: skip
-                slices.append(x)
-                residual.append(rho)
-                passed = (rho <= limit) & (limit <= CERTIFIED) & known & (not self._moved)
-                certified.append(passed & self._told_apart(m, h, x, passed, (rho.sqrt() + limit.sqrt()) * h.norm(dim=1)))
-        return slices, torch.stack(residual, 1), torch.stack(certified, 1)
-
-    def _told_apart(self, m: int, h: Tensor, x: Tensor, passed: Tensor, error: Tensor) -> Tensor:
-        """Whether an error of h_n, (N,), moves the image by PIXEL_ERROR at the most, within h's linear piece, (N,)."""
-        if isinstance(self.model.template(m).representation, nn.Identity) or not bool(passed.any()):
-            return passed
-        told = torch.zeros_like(passed)
-        if h.shape[1] >= x[0].numel():
-            least, _ = gains(self.model.representation(m, self._parameters), x[passed])
-            told[passed] = error[passed] <= PIXEL_ERROR * least * x[0].numel() ** 0.5
-        return told
 
     def _why_not(self) -> str:
         if not self.observed:
@@ -193,8 +155,3 @@ class ExactCAFE:
         if self.model.double_softmax:
             notes.append("the loss applies a second softmax, so the smallest entry of the head's gradient need not be the label")
         return notes
-
-
-def _chunk(shape: tuple[int, ...], device: torch.device) -> int:
-    """Slices at a time in step III: the first convolution's 64 maps of them take about 6 MB, 200 MB on a GPU."""
-    return max(16, (50_000_000 if device.type == "cuda" else 1_600_000) // (64 * math.prod(shape[1:] or shape)))

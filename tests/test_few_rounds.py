@@ -1,0 +1,131 @@
+import pytest
+import torch
+from conftest import image_case, smooth_images, table_case, true_gradients
+
+from cafe_tutorial.attack import FewRoundsCAFE
+from cafe_tutorial.attack.invert import Attempt
+from cafe_tutorial.attack.spans import common, span
+from cafe_tutorial.metrics import score
+
+SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
+
+
+def watched(model, vfl, rounds, **options):
+    attack = FewRoundsCAFE(model, rows=vfl.rows, **options)
+    for view in vfl.rounds(rounds):
+        attack.observe(view)
+    return attack
+
+
+def product(rows, d1, d2, seed, dtype=torch.float64):
+    """h̃_n with a last entry of 1, v_n, and the averaged gradients of a batch of all of them."""
+    g = torch.Generator().manual_seed(seed)
+    H, V = torch.rand(rows, d1, generator=g, dtype=torch.float64), torch.randn(rows, d2, generator=g, dtype=torch.float64)
+    return H, V, (V.T @ H / rows).to(dtype), V.mean(0).to(dtype)
+
+
+@pytest.mark.parametrize("rows, d1, d2", [(1, 30, 20), (6, 30, 20), (20, 30, 20)])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_span_holds_its_rows_and_no_others(rows, d1, d2, scale):
+    H, V, weight, bias = product(rows, d1, d2, seed=rows)
+    found = span(torch.arange(rows), weight, bias, scale=scale)
+    extended = torch.cat([H, scale * torch.ones(rows, 1, dtype=torch.float64)], 1)
+    unit = extended / extended.norm(dim=1, keepdim=True)
+    assert len(found.values) == rows
+    assert ((unit - (unit @ found.basis) @ found.basis.T).norm(dim=1) < 1e-9).all()
+    G = torch.cat([weight.T, scale * bias[None]]) * rows
+    assert torch.allclose(found.basis @ found.core, G, atol=1e-9)
+    other = torch.rand(d1 + 1, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    assert (other - found.basis @ (found.basis.T @ other)).norm() > 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_leave_the_span_of_a_rounded_gradient_as_far_as_predicted(seed):
+    H, V, weight, bias = product(12, 300, 64, seed=seed)
+    V[3] *= 1e-3  # a row that the model has nearly learned
+    weight, bias = (V.T @ H / 12).float(), V.mean(0).float()
+    found = span(torch.arange(12), weight, bias, scale=1.0)
+    extended = torch.cat([H, torch.ones(12, 1, dtype=torch.float64)], 1)
+    unit = extended / extended.norm(dim=1, keepdim=True)
+    distance, predicted = (unit - (unit @ found.basis) @ found.basis.T).norm(dim=1), found.blur(unit)
+    assert (distance < 3 * predicted).all() and (distance > predicted / 100).all()
+    assert distance[3] > 20 * distance[[0, 1, 2, 4]].median()
+
+
+def test_spans_of_batches_that_share_rows_meet_in_them():
+    H, V, *_ = product(9, 40, 16, seed=0)
+    batches = [torch.tensor(s) for s in ([0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8])]
+    spans = [span(s, V[s].T @ H[s] / 4, V[s].mean(0), scale=1.0) for s in batches]
+    assert int((common(spans[:2])[1] < 1e-9).sum()) == 2  # rows 0 and 1
+    directions, defects = common(spans)
+    assert int((defects < 1e-9).sum()) == 1
+    assert torch.allclose(directions[:-1, 0] / directions[-1, 0], H[0], atol=1e-7)
+
+
+@pytest.mark.parametrize("rows, size, epochs", [(12, 3, 4), (13, 4, 4), (10, 1, 2), (11, 2, 5)])
+def test_rows_come_back_from_a_few_epochs(rows, size, epochs):
+    data = smooth_images(rows=rows, height=8, width=8)
+    split, model, vfl = image_case(data, batch_size=size, d2=64, schedule="epochs")
+    attack = watched(model, vfl, epochs * -(-rows // size), attempts=SHORT)
+    leak = attack.solve()
+    result = score(leak, data, split)
+    alone = torch.tensor([len(group) == 1 for group in attack.memberships().values() for _ in group])
+    order = [n for group in attack.memberships().values() for n in group]
+    certified = leak.certified[order]
+    assert not (leak.certified & (result.psnr_slice < 60)).any()
+    assert not certified[~alone].any() and certified[alone].double().mean() > 0.8
+    named = leak.labels >= 0
+    assert torch.equal(leak.labels[named], data.labels[named])
+    assert alone.sum() < rows / 2 or named.any()
+
+
+def test_h_is_known_as_well_as_predicted(digits):
+    _, model, vfl = image_case(digits, batch_size=3, d2=64, schedule="epochs")
+    attack = watched(model, vfl, 20)
+    _, true = true_gradients(vfl)
+    for m in range(4):
+        H, error, _ = attack._representations(m, attack.memberships())
+        known = error.isfinite()
+        off = (H - true[m]).norm(dim=1) / true[m].norm(dim=1)
+        assert known.sum() >= 8 and (off[known] < 5 * error[known]).all()
+
+
+def test_layers_above_may_train_meanwhile():
+    data = smooth_images(rows=12, height=8, width=8)
+    _, model, _ = image_case(data, d2=64)
+    above = [i for i, name in enumerate(model.parameters) if "representation" not in name]
+    split, model, vfl = image_case(
+        data, batch_size=3, d2=64, schedule="epochs", optimizer=lambda p: torch.optim.Adam([p[i] for i in above], lr=1e-3)
+    )
+    leak = watched(model, vfl, 16, attempts=SHORT).solve()
+    result = score(leak, data, split)
+    assert leak.certified.double().mean() > 0.7 and result.psnr_slice[leak.certified].min() > 60
+
+
+def test_nothing_is_certified_when_the_layers_below_train():
+    data = smooth_images(rows=12, height=8, width=8)
+    _, model, vfl = image_case(data, batch_size=3, d2=64, schedule="epochs", optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+    leak = watched(model, vfl, 16, attempts=SHORT[:1]).solve()
+    assert not leak.certified.any() and any("moved" in note for note in leak.notes)
+
+
+def test_what_does_not_work_is_said():
+    parts, labels, model, vfl = table_case(rows=12, widths=(2, 3, 3), batch_size=4, schedule="epochs")  # spans are everything
+    leak = watched(model, vfl, 12).solve()
+    assert not leak.certified.any() and any("more than one direction" in note for note in leak.notes)
+    fixed = table_case(rows=12, widths=(30, 30, 30), batch_size=4, schedule="fixed")
+    leak = watched(fixed[2], fixed[3], 12).solve()
+    assert not leak.certified.any() and any("12 of 12 rows share" in note for note in leak.notes)
+    attack = FewRoundsCAFE(model, rows=5)
+    with pytest.raises(ValueError, match="nothing was observed"):
+        attack.solve()
+    with pytest.raises(ValueError, match="rows=5 allows"):
+        attack.observe(next(v for v in vfl.rounds(9) if v.indices.max() >= 5))
+
+
+def test_wide_tables_come_back():
+    parts, labels, model, vfl = table_case(rows=16, widths=(40, 50), batch_size=4, schedule="epochs", d2=32)
+    leak = watched(model, vfl, 20).solve()
+    for m in range(2):
+        sure = leak.certified[:, m]
+        assert sure.double().mean() > 0.7 and (leak.slices[m] - parts[m])[sure].norm() < 1e-5 * parts[m][sure].norm()
