@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -90,10 +90,13 @@ def score(leak, data, split) -> Score:
     """Compare a leak with the truth.
 
     leak : an attack's :class:`~cafe_tutorial.attack.Leak`; data : the :class:`~cafe_tutorial.data.Images`
-    or :class:`~cafe_tutorial.data.Table` that was attacked; split : its partition.
+    or :class:`~cafe_tutorial.data.Table` that was attacked; split : its partition. Rows that the attack calls
+    exchangeable are put in the order, the same for all workers, that fits the truth best.
     """
     leak = leak.to("cpu")
     true = split.split(data.features)
+    if leak.exchangeable is not None:
+        leak = _best_exchange(leak, true)
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
         raise ValueError(f"leak has slices {[tuple(s.shape) for s in leak.slices]}, the data {[tuple(t.shape) for t in true]}")
     if not all(s.isfinite().all() for s in leak.slices):
@@ -112,6 +115,18 @@ def score(leak, data, split) -> Score:
     )
 
 
+def _best_exchange(leak, true: list[Tensor]):
+    """The leak with its exchangeable rows matched to the true ones by their squared error over all workers."""
+    from scipy.optimize import linear_sum_assignment
+
+    order = torch.arange(len(leak.labels))
+    for number in (leak.exchangeable.bincount() > 1).nonzero()[:, 0]:
+        rows = (leak.exchangeable == number).nonzero()[:, 0]
+        pairs = zip(leak.slices, true)
+        cost = sum(torch.cdist(t[rows].double().flatten(1), s[rows].double().flatten(1)).square() for s, t in pairs)
+        order[rows] = rows[torch.from_numpy(linear_sum_assignment(cost.numpy())[1])]
+    moved = ("labels", "leaks", "residual", "certified")
+    return replace(leak, slices=[s[order] for s in leak.slices], **{name: getattr(leak, name)[order] for name in moved})
 
 
 def _over(values: Tensor | None, mask: Tensor | None, reduce) -> float | None:

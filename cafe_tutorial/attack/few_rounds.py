@@ -2,8 +2,9 @@
 
 A row that was in batches t_1 … t_r has its h̃_n in the column space of each of their gradients (see
 ``attack.spans``). Where it shares all these batches with no other row, the spans meet in h̃_n alone, and
-dividing by its last entry gives h_n. v_n drops out, so the layers above the first may train meanwhile; the
-layers below must stand still.
+dividing by its last entry gives h_n. Rows that share all their batches are found together, as the rays of a
+cone (``attack.cones``), and their slices joined by ``attack.join``, which also reads the labels. v_n drops out,
+so the layers above the first may train meanwhile; the layers below must stand still.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from ..checks import at_least_one
 from ..model import Parameters, VFLModel
 from ..protocol import RoundView
+from .cones import extreme_rays
 from .invert import ATTEMPTS, Attempt
+from .join import join, worker_terms
 from .leak import Leak
 from .slices import recover_slices
 from .spans import Span, common, span
-from .step2 import WeightEquations
 
+JOINED = 1e-4  # relative residual up to which a combination of slices explains the gradients
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 
 
@@ -36,8 +37,8 @@ class FewRoundsCAFE:
     rows : N
     attempts, seed, progress : as for :class:`~cafe_tutorial.attack.ExactCAFE`
 
-    A row is *ambiguous* when it shares every batch it was in with another row. Its spans then meet in more than
-    one direction; it is counted in a note, and not recovered.
+    Rows that share every batch they were in have no numbers of their own in what the server sees: they are
+    recovered up to an exchange among them, and ``Leak.exchangeable`` says which.
     """
 
     method = "few-rounds"
@@ -48,8 +49,8 @@ class FewRoundsCAFE:
         self.observed = 0
         self._scale: list[float] = []
         self._first: Parameters | None = None
-        self._head: list[tuple[Tensor, Tensor]] = []  # rows (|s|,) and the head's gradient [W; b]ᵀ, (outputs + 1, classes)
-        self._moved = self._trained = False
+        self._above: list[Parameters] = []  # each round's weights of the first layers and above
+        self._moved = False
 
     def observe(self, view: RoundView) -> None:
         """Use one round: its indices and the gradients of the first layers."""
@@ -57,15 +58,14 @@ class FewRoundsCAFE:
             raise ValueError(f"view.indices reach from {view.indices.min()} to {view.indices.max()}; rows={self.rows} allows 0 to {self.rows - 1}")
         below = {k for k in view.parameters if ".representation." in k}
         self._first = self._first or dict(view.parameters)
-        changed = {k for k, v in view.parameters.items() if v is not self._first[k] and not torch.equal(v, self._first[k])}
-        self._trained, self._moved = self._trained or bool(changed), self._moved or bool(changed & below)
+        self._moved = self._moved or any(not torch.equal(view.parameters[k], self._first[k]) for k in below)
         for m in range(self.model.workers):
             own = self.model.of_worker(view.gradients, m)
             weight, bias = own["first.weight"], own["first.bias"]
             if len(self._scale) == m:
                 self._scale.append(float(weight.norm() / bias.norm().clamp_min(1e-30)) or 1.0)
             self.spans[m].append(span(view.indices, weight, bias, scale=self._scale[m]))
-        self._head.append((view.indices.cpu(), torch.cat([view.gradients["head.weight"].T, view.gradients["head.bias"][None]])))
+        self._above.append({k: v for k, v in view.parameters.items() if k not in below})
         self.observed += 1
 
     def memberships(self) -> dict[tuple[int, ...], list[int]]:
@@ -80,24 +80,35 @@ class FewRoundsCAFE:
         return groups
 
     def solve(self) -> Leak:
-        """Intersect, invert, read the labels; a label that these rounds do not determine is -1."""
+        """Intersect, join, invert; a label that these rounds do not determine is -1."""
         if not self.observed:
             raise ValueError("nothing was observed; call observe(view) for at least two epochs of rounds")
         groups = self.memberships()
-        H, error, silent = zip(*(self._representations(m, groups) for m in range(self.model.workers)))
-        silent, known = torch.stack(silent, 1), torch.stack([e.isfinite() for e in error], 1)
+        H, error, silent = map(list, zip(*(self._representations(m, groups) for m in range(self.model.workers))))
+        labels, joined = self._join(groups, H, error, silent)
+        known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
         slices, residual, certified = recover_slices(
             self.model, self._first, H, error, known, trusted=not self._moved, attempts=self.attempts, seed=self.seed, progress=self.progress
         )
-        alone = torch.tensor(sorted(rows[0] for rounds, rows in groups.items() if len(rows) == 1 and len(rounds) > 1), dtype=torch.int64)
-        open_spans = int((~known & ~silent)[alone.to(known.device)].sum())
-        labels = self._labels(H, (known | silent).all(1)) if not self._trained else torch.full((self.rows,), -1)
+        exchangeable = torch.zeros(self.rows, dtype=torch.int64)
+        for number, rows in enumerate(groups.values()):
+            exchangeable[rows] = number
+        together = exchangeable.bincount()[exchangeable] > 1
+        certified = certified & (joined | ~together).to(certified.device)[:, None]
+        open_spans = int((~known & ~silent).sum())
+        notes = [f"{int(together.sum())} of {self.rows} rows share all their batches with another row and are known up to an exchange"] * bool(together.any())
+        notes += [f"{open_spans} slices lie in spans that meet in more directions than could be told apart"] * bool(open_spans)
+        notes += [f"{int((labels < 0).sum())} labels are not determined by these rounds"] * bool((labels < 0).any())
+        notes += ["the layers below the first moved between the rounds, so the spans need not meet and nothing is certified"] * self._moved
         return Leak(
-            self.method, slices, labels.to(slices[0].device), ~silent, residual, certified, self.observed, self._notes(groups, labels, open_spans)
+            self.method, slices, labels.to(slices[0].device), ~silent, residual, certified, self.observed, notes, exchangeable=exchangeable
         )
 
     def _representations(self, m: int, groups: dict) -> tuple[Tensor, Tensor, Tensor]:
-        """For worker m: H (N, d1), each row's expected relative error (N,), infinite where unknown, and which rows are silent (N,)."""
+        """For worker m: H (N, d1), each row's expected relative error (N,), infinite where unknown, and which rows are silent (N,).
+
+        Within a group the rays come in no particular order.
+        """
         device = self.spans[m][0].basis.device
         H = torch.zeros(self.rows, self.model.d1[m], dtype=torch.float64, device=device)
         error = torch.full((self.rows,), math.inf, dtype=torch.float64, device=device)
@@ -107,48 +118,58 @@ class FewRoundsCAFE:
             if len(own) < 2 or min(len(s.values) for s in own) == 0:
                 continue
             directions, defects = common(own)
-            if defects[0] > MEETS:
-                silent[rows] = True
-            elif len(rows) == 1 and len(defects) > 1 and defects[1] > max(10 * MEETS, 100 * float(defects[0])):
-                found = directions[:, 0]
-                blur = torch.stack([s.blur(found) for s in own]).norm()
-                spread = (1 / len(own) ** 2 + (1 / defects[1:].square()).sum() / len(found)).sqrt()  # of errors in and out of the spans
-                H[rows[0]] = found[:-1] / found[-1] * own[0].scale
-                error[rows[0]] = blur * spread / torch.minimum(found[:-1].norm(), found[-1].abs())
+            found = int((defects < MEETS).sum())
+            clear = found == len(defects) or defects[found] > max(10 * MEETS, 100 * float(defects[max(found - 1, 0)]))
+            if found > len(rows) or not clear:
+                continue
+            rays, off = (directions[:, :1].T, torch.zeros(1).to(error)) if found == 1 else (extreme_rays(directions[:, :found]) if found else None) or (None, None)
+            if found and rays is None:
+                continue
+            silent[rows[found:]] = True
+            for n, ray, apart in zip(rows, rays if found else (), off if found else ()):
+                blur = torch.stack([s.blur(ray) for s in own]).norm()
+                spread = (1 / len(own) ** 2 + (1 / defects[found:].square()).sum() / len(ray)).sqrt()  # of errors in and out of the spans
+                H[n] = ray[:-1] / ray[-1] * own[0].scale
+                error[n] = (blur * spread + apart) / torch.minimum(ray[:-1].norm(), ray[-1].abs())
         return H, error, silent
 
-    def _labels(self, H: tuple[Tensor, ...], known: Tensor) -> Tensor:
-        """From the head's gradients Σ (p_n - y_n) õ_nᵀ over batches whose rows are all known, with õ_n the workers' outputs and 1.
+    def _join(self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,)."""
+        labels, joined = torch.full((self.rows,), -1), torch.zeros(self.rows, dtype=torch.bool)
+        by_round: dict[int, list[list[int]]] = {}
+        complete = [all(self._complete(m, t, error) for m in range(len(H))) for t in range(self.observed)]
+        for rounds, rows in groups.items():
+            usable = [t for t in rounds if complete[t]]
+            if usable and all(bool((error[m][rows].isfinite() | silent[m][rows]).all()) for m in range(len(H))):
+                by_round.setdefault(usable[-1], []).append(rows)
+        for t, members in by_round.items():
+            terms, V = zip(*(self._terms(m, t, H[m], error[m], silent[m]) for m in range(len(H))))
+            place = {n: i for i, n in enumerate(self.spans[0][t].rows.tolist())}
+            for rows in members:
+                own = [place[n] for n in rows]
+                found = join([p[own] for p, _ in terms], [s[own] for _, s in terms], [v[own] for v in V], self._above[t]["head.bias"], len(rows))
+                if found is None:
+                    continue
+                choice, named, residual = found
+                for m, order in enumerate(choice.T.tolist()):
+                    for values in (H[m], error[m], silent[m]):
+                        values[rows] = values[[rows[i] for i in order]]
+                good = (residual < JOINED).cpu()
+                labels[torch.tensor(rows)[good]], joined[torch.tensor(rows)[good]] = named[good], True
+        return labels, joined
 
-        Linear in p_n - y_n, whose smallest entry is the label's. A silent slice counts as a zero h_n.
-        """
-        outputs = []
-        for m, h in enumerate(H):
-            own = {k: v.double() for k, v in self.model.of_worker(self._first, m).items()}
-            upper = {k.removeprefix("upper."): v for k, v in own.items() if k.startswith("upper.")}
-            outputs.append(functional_call(self.model.template(m).upper, upper, (F.linear(h, own["first.weight"], own["first.bias"]),)))
-        extended = torch.cat([*outputs, torch.ones_like(outputs[0][:, :1])], 1)  # (N, Σ outputs + 1)
-        equations = WeightEquations(self.rows)
-        for rows, gradient in self._head:
-            if bool(known.cpu()[rows].all()):
-                equations.add(rows, [gradient[None]])
-        labels = torch.full((self.rows,), -1)
-        if equations.held:
-            eps = torch.finfo(self._first["head.bias"].dtype).eps
-            e, error = equations.solve(0, 0, extended, known, eps=eps)
-            sure = error.isfinite().cpu()
-            labels[sure] = e.argmin(1).cpu()[sure]
-        return labels
+    def _complete(self, m: int, t: int, error: list[Tensor]) -> bool:
+        """Whether every direction of worker m's span in round t belongs to a row that is known."""
+        own = self.spans[m][t]
+        return int(error[m][own.rows].isfinite().sum()) == len(own.values)
 
-    def _notes(self, groups: dict, labels: Tensor, open_spans: int) -> list[str]:
-        notes = []
-        ambiguous = sum(len(rows) for rows in groups.values() if len(rows) > 1)
-        if ambiguous:
-            notes.append(f"{ambiguous} of {self.rows} rows share all their batches with another row and were not told from it")
-        if open_spans:
-            notes.append(f"the spans of {open_spans} more slices meet in more than one direction: batches too large for the first layer, or equal rows")
-        if self._moved:
-            notes.append("the layers below the first moved between the rounds, so the spans need not meet and nothing is certified")
-        if bool((labels < 0).any()):
-            notes.append(f"{int((labels < 0).sum())} labels are not determined by these rounds")
-        return notes
+    def _terms(self, m: int, t: int, H: Tensor, error: Tensor, silent: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """For the rows of round t: what :func:`worker_terms` gives, and V (|s|, d2) from the round's gradient; zero where silent."""
+        own = self.spans[m][t]
+        h, known = H[own.rows].clone(), error[own.rows].isfinite()
+        blank = torch.zeros(1, *self.model.part_shapes[m], dtype=self._first["head.bias"].dtype, device=H.device)
+        h[~known] = self.model.representation(m, self._first)(blank).double()
+        extended = torch.cat([h, torch.full_like(h[:, :1], own.scale)], 1)[known]
+        V = torch.zeros(len(h), self.model.d2[m], dtype=torch.float64, device=H.device)
+        V[known] = torch.linalg.lstsq((extended @ own.basis).T, own.core).solution
+        return worker_terms(self.model, self._above[t], m, h), V

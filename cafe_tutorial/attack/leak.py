@@ -23,6 +23,8 @@ class Leak:
     certified : bool Tensor, shape (N, M): slices that the attacker itself can vouch for
     rounds : how many rounds were observed
     notes : what a reader of the result should know
+    exchangeable : Tensor, shape (N,), or None: rows with the same number cannot be told apart by what was seen,
+        and may stand in each other's place
     """
 
     method: str
@@ -33,10 +35,11 @@ class Leak:
     certified: Tensor
     rounds: int
     notes: list[str] = field(default_factory=list)
+    exchangeable: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Leak:
         """The same leak with its tensors on another device."""
         return Leak(
             self.method, [s.to(device) for s in self.slices], self.labels.to(device), self.leaks.to(device),
-            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes),
+            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes), self.exchangeable,
         )  # fmt: skip

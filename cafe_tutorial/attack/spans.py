@@ -58,7 +58,10 @@ def span(rows: Tensor, weight: Tensor, bias: Tensor, *, scale: float) -> Span:
     floor = float(beyond[0]) if len(beyond) else 0.0
     floor = max(floor, 0.25 * eps * float(values[0]))
     kept = int((values[: len(rows)] > CUT * floor).sum())
-    noise = floor / (len(G) ** 0.5 + G.shape[1] ** 0.5)  # the largest singular value of a matrix of such noise
+    if len(beyond):
+        noise = float(beyond.square().sum() / ((len(G) - len(rows)) * len(beyond))) ** 0.5
+    else:
+        noise = floor / (len(G) ** 0.5 + G.shape[1] ** 0.5)
     basis = (G @ vectors[:, :kept]) / values[:kept]
     return Span(rows.cpu(), basis, values[:kept], values[:kept, None] * vectors[:, :kept].T, noise, scale)
 
