@@ -167,6 +167,18 @@ def test_layers_above_may_train_meanwhile():
     assert leak.certified.double().mean() > 0.7 and result.psnr_slice[leak.certified].min() > 60
 
 
+def test_silent_slices_are_named():
+    """Blank tiles of an untrained network have v = 0: they lie in no span, alone or in a group."""
+    data = load_images("mnist-sample", rows=24, seed=1)
+    for size in (4, 8):
+        split, model, vfl = image_case(data, grid=(4, 4), batch_size=size, d2=64, schedule="epochs")
+        leak = watched(model, vfl, 3 * -(-24 // size), attempts=SHORT[:1]).solve()
+        silent = torch.stack([v.norm(dim=1) == 0 for v in true_gradients(vfl)[0]], 1)
+        assert silent.sum() > 50 and not (leak.leaks & silent)[leak.exchangeable.bincount()[leak.exchangeable] == 1].any()
+        assert int((~leak.leaks).sum()) <= int(silent.sum()) + 2
+        assert not leak.certified[silent & (leak.exchangeable.bincount()[leak.exchangeable] == 1)[:, None]].any()
+
+
 def test_nothing_is_certified_when_the_layers_below_train():
     data = smooth_images(rows=12, height=8, width=8)
     _, model, vfl = image_case(data, batch_size=3, d2=64, schedule="epochs", optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))

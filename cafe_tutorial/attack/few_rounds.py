@@ -115,11 +115,14 @@ class FewRoundsCAFE:
         silent = torch.zeros(self.rows, dtype=torch.bool, device=device)
         for rounds, rows in groups.items():
             own = [self.spans[m][t] for t in rounds]
-            if len(own) < 2 or min(len(s.values) for s in own) == 0:
+            if len(own) < 2:
+                continue
+            if min(len(s.values) for s in own) == 0:
+                silent[rows] = True
                 continue
             directions, defects = common(own)
             found = int((defects < MEETS).sum())
-            clear = found == len(defects) or defects[found] > max(10 * MEETS, 100 * float(defects[max(found - 1, 0)]))
+            clear = found == len(defects) or defects[found] > max(10 * MEETS, 100 * float(defects[:found].max()) if found else 0)
             if found > len(rows) or not clear:
                 continue
             rays, off = (directions[:, :1].T, torch.zeros(1).to(error)) if found == 1 else (extreme_rays(directions[:, :found]) if found else None) or (None, None)
