@@ -1,9 +1,10 @@
 """Rows that share all their batches: the extreme rays of a cone.
 
 The spans of such a group's batches meet in as many dimensions as the group has rows that leak. With a basis Y
-of that intersection, (d1 + 1, c), each h̃_i is Y a_i. When h comes from a ReLU, its entries are not negative, and
-many are zero: the rows of Y then fill a cone with c extreme rays, one for each a_i, provided that each h̃_i has an
-entry that is zero in all the others (separable non-negative factorization).
+of that intersection, (d1 + 1, c), each h̃_i is Y a_i, and row k of Y is Σ_i h̃_i(k) c_i with the dual basis c_i · a_j = δ_ij.
+When h comes from a ReLU, these coefficients are not negative and many are zero: the rows of Y fill a cone whose c
+extreme rays are the c_i, provided that each h̃_i has an entry that is zero in all the others (separable
+non-negative factorization). The a_i follow by inverting the matrix of the c_i.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def extreme_rays(basis: Tensor) -> tuple[Tensor, Tensor] | None:
     if np.linalg.cond(vertices) > 1e6:
         return None
     H = np.linalg.solve(vertices.T, Y.T)  # (c, d1 + 1): row i is zero where vertex i has no part
-    rays, errors = zip(*(_polish(Y, h) for h in H))
+    rays, errors = zip(*(_polish(Y, h, kept) for h in H))
     if not all(map(math.isfinite, errors)):
         return None
     if min(float(r.min()) for r in rays) < -ZEROS[0]:
@@ -61,11 +62,11 @@ def _successive_projection(points: np.ndarray) -> np.ndarray:
     return points[chosen]
 
 
-def _polish(Y: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, float]:
+def _polish(Y: np.ndarray, h: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, float]:
     """The unit vector Y a that is as small as possible at the zeros of h, and how far it is off; infinite without zeros."""
     error = math.inf
     for share in ZEROS:
-        zeros = np.abs(h) < share * np.abs(h).max()
+        zeros = kept & (np.abs(h) < share * np.abs(h).max())  # where all are zero nothing is learned
         if zeros.sum() < 4 * Y.shape[1]:
             break
         _, values, right = np.linalg.svd(Y[zeros], full_matrices=False)

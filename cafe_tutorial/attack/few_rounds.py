@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checks import at_least_one
 from ..model import Parameters, VFLModel
@@ -24,7 +24,8 @@ from .leak import Leak
 from .slices import recover_slices
 from .spans import Span, common, span
 
-JOINED = 1e-4  # relative residual up to which a combination of slices explains the gradients
+JOINED = 1e-6  # squared relative misfit up to which a combination of slices explains the gradients
+EQUAL = 1e-3  # representations of one worker that are closer, relative to their norm, count as equal
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 
 
@@ -94,11 +95,14 @@ class FewRoundsCAFE:
         for number, rows in enumerate(groups.values()):
             exchangeable[rows] = number
         together = exchangeable.bincount()[exchangeable] > 1
-        certified = certified & (joined | ~together).to(certified.device)[:, None]
+        single = torch.stack([_unlike_others(h, e) for h, e in zip(H, error)], 1)
+        confirmed = torch.stack([(self._member() & self._complete(m, h, e)).any(1) for m, (h, e) in enumerate(zip(H, error))], 1)
+        certified = certified & torch.where(together[:, None], joined[:, None], confirmed).to(certified.device) & single
         open_spans = int((~known & ~silent).sum())
         notes = [f"{int(together.sum())} of {self.rows} rows share all their batches with another row and are known up to an exchange"] * bool(together.any())
         notes += [f"{open_spans} slices lie in spans that meet in more directions than could be told apart"] * bool(open_spans)
         notes += [f"{int((labels < 0).sum())} labels are not determined by these rounds"] * bool((labels < 0).any())
+        notes += ["the loss applies a second softmax, so slices are not joined, no label is read and nothing is certified"] * self.model.double_softmax
         notes += ["the layers below the first moved between the rounds, so the spans need not meet and nothing is certified"] * self._moved
         return Leak(
             self.method, slices, labels.to(slices[0].device), ~silent, residual, certified, self.observed, notes, exchangeable=exchangeable
@@ -107,23 +111,26 @@ class FewRoundsCAFE:
     def _representations(self, m: int, groups: dict) -> tuple[Tensor, Tensor, Tensor]:
         """For worker m: H (N, d1), each row's expected relative error (N,), infinite where unknown, and which rows are silent (N,).
 
-        Within a group the rays come in no particular order.
+        Within a group the rays come in no particular order. A row is called silent when no direction is left for
+        it and every direction of all its rounds belongs to a row that is known.
         """
         device = self.spans[m][0].basis.device
         H = torch.zeros(self.rows, self.model.d1[m], dtype=torch.float64, device=device)
         error = torch.full((self.rows,), math.inf, dtype=torch.float64, device=device)
         silent = torch.zeros(self.rows, dtype=torch.bool, device=device)
+        member = self._member()
+        table = isinstance(self.model.template(m).representation, nn.Identity)
         for rounds, rows in groups.items():
             own = [self.spans[m][t] for t in rounds]
-            if len(own) < 2:
-                continue
+            if len(own) < 2 or int(member[:, list(rounds)].all(1).sum()) > len(rows):
+                continue  # a row that was in all these rounds and in others too would be in the intersection
             if min(len(s.values) for s in own) == 0:
                 silent[rows] = True
                 continue
             directions, defects = common(own)
             found = int((defects < MEETS).sum())
             clear = found == len(defects) or defects[found] > max(10 * MEETS, 100 * float(defects[:found].max()) if found else 0)
-            if found > len(rows) or not clear:
+            if found > len(rows) or not clear or (table and found > 1):
                 continue
             rays, off = (directions[:, :1].T, torch.zeros(1).to(error)) if found == 1 else (extreme_rays(directions[:, :found]) if found else None) or (None, None)
             if found and rays is None:
@@ -134,13 +141,16 @@ class FewRoundsCAFE:
                 spread = (1 / len(own) ** 2 + (1 / defects[found:].square()).sum() / len(ray)).sqrt()  # of errors in and out of the spans
                 H[n] = ray[:-1] / ray[-1] * own[0].scale
                 error[n] = (blur * spread + apart) / torch.minimum(ray[:-1].norm(), ray[-1].abs())
+        silent &= (~member | self._complete(m, H, error)).all(1).to(device) & (not self._moved)
         return H, error, silent
 
     def _join(self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,)."""
         labels, joined = torch.full((self.rows,), -1), torch.zeros(self.rows, dtype=torch.bool)
         by_round: dict[int, list[list[int]]] = {}
-        complete = [all(self._complete(m, t, error) for m in range(len(H))) for t in range(self.observed)]
+        if self.model.double_softmax:
+            return labels, joined
+        complete = torch.stack([self._complete(m, h, e) for m, (h, e) in enumerate(zip(H, error))]).all(0)
         for rounds, rows in groups.items():
             usable = [t for t in rounds if complete[t]]
             if usable and all(bool((error[m][rows].isfinite() | silent[m][rows]).all()) for m in range(len(H))):
@@ -161,10 +171,23 @@ class FewRoundsCAFE:
                 labels[torch.tensor(rows)[good]], joined[torch.tensor(rows)[good]] = named[good], True
         return labels, joined
 
-    def _complete(self, m: int, t: int, error: list[Tensor]) -> bool:
-        """Whether every direction of worker m's span in round t belongs to a row that is known."""
-        own = self.spans[m][t]
-        return int(error[m][own.rows].isfinite().sum()) == len(own.values)
+    def _member(self) -> Tensor:
+        """Which row was in which round, (N, rounds), bool."""
+        member = torch.zeros(self.rows, self.observed, dtype=torch.bool)
+        for t, s in enumerate(self.spans[0]):
+            member[s.rows, t] = True
+        return member
+
+    def _complete(self, m: int, H: Tensor, error: Tensor) -> Tensor:
+        """In which rounds the known rows of worker m account for every direction of the span, (rounds,): as many, and independent."""
+        complete = torch.zeros(self.observed, dtype=torch.bool)
+        for t, own in enumerate(self.spans[m]):
+            h = H[own.rows[error[own.rows].isfinite().cpu()]]
+            if len(h) == len(own.values):
+                extended = torch.cat([h, torch.full_like(h[:, :1], own.scale)], 1)
+                inside = extended @ own.basis / extended.norm(dim=1, keepdim=True)
+                complete[t] = not len(h) or bool(torch.linalg.svdvals(inside)[-1] > 1e-5)
+        return complete
 
     def _terms(self, m: int, t: int, H: Tensor, error: Tensor, silent: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """For the rows of round t: what :func:`worker_terms` gives, and V (|s|, d2) from the round's gradient; zero where silent."""
@@ -176,3 +199,11 @@ class FewRoundsCAFE:
         V = torch.zeros(len(h), self.model.d2[m], dtype=torch.float64, device=H.device)
         V[known] = torch.linalg.lstsq((extended @ own.basis).T, own.core).solution
         return worker_terms(self.model, self._above[t], m, h), V
+
+
+def _unlike_others(H: Tensor, error: Tensor) -> Tensor:
+    """Rows whose representation no other row has, (N,): where rows agree, spans also meet for rows that only share their company."""
+    known = error.isfinite()
+    size = H.norm(dim=1).clamp_min(1e-300)
+    apart = torch.cdist(H, H) / size[:, None] + torch.diag(torch.full_like(size, torch.inf))
+    return (apart + torch.where(known, 0.0, torch.inf)).min(1).values > EQUAL

@@ -62,8 +62,9 @@ def span(rows: Tensor, weight: Tensor, bias: Tensor, *, scale: float) -> Span:
         noise = float(beyond.square().sum() / ((len(G) - len(rows)) * len(beyond))) ** 0.5
     else:
         noise = floor / (len(G) ** 0.5 + G.shape[1] ** 0.5)
-    basis = (G @ vectors[:, :kept]) / values[:kept]
-    return Span(rows.cpu(), basis, values[:kept], values[:kept, None] * vectors[:, :kept].T, noise, scale)
+    basis, triangle = torch.linalg.qr((G @ vectors[:, :kept]) / values[:kept])  # weak directions are not orthogonal before
+    core = triangle @ (values[:kept, None] * vectors[:, :kept].T)
+    return Span(rows.cpu(), basis, values[:kept], core, noise, scale)
 
 
 def common(spans: list[Span]) -> tuple[Tensor, Tensor]:
