@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--out", default="out", metavar="DIR", help="folder for the results; an earlier report there is replaced once the new one is complete (default: out)")
     a.add_argument("--quiet", action="store_true", help="no progress bars")
     e = commands.add_parser("experiment", help="repeat a measurement and write its JSON", description="Repeat a measurement and write its JSON with command, seed, device, versions and date.")
-    e.add_argument("name", choices=("speed", "certificates"), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers; certificates: certified slices against the truth, over 12 attacks")
+    e.add_argument("name", choices=("speed", "certificates"), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers; certificates: certified slices against the truth, over tables and images")
     e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     e.add_argument("--seed", type=int, default=0)
     e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only)")

@@ -159,9 +159,19 @@ class VFLModel:
 
     def representation(self, m: int, parameters: Parameters):
         """h(Θ_c, ·) of worker m as a function x (n, …) -> h (n, d1)."""
-        prefix = "representation."
-        own = {k[len(prefix):]: v for k, v in self.of_worker(parameters, m).items() if k.startswith(prefix)}
-        return lambda x: functional_call(self.template(m).representation, own, (x,))
+        return self._piece(m, "representation", parameters)
+
+    def upper(self, m: int, parameters: Parameters):
+        """Worker m's upper layers as a function u (n, d2) -> output (n, outputs)."""
+        return self._piece(m, "upper", parameters)
+
+    def _piece(self, m: int, name: str, parameters: Parameters):
+        own = {k.removeprefix(f"{name}."): v for k, v in self.of_worker(parameters, m).items() if k.startswith(f"{name}.")}
+        return lambda x: functional_call(getattr(self.template(m), name), own, (x,))
+
+    def holds_records(self, m: int) -> bool:
+        """Whether worker m's h is its part of the record itself, as for tables."""
+        return isinstance(self.template(m).representation, nn.Identity)
 
     def place(self, m: int) -> tuple[int, int]:
         """Worker m's group and its position in it."""

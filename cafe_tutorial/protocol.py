@@ -35,6 +35,11 @@ class RoundView:
     parameters: Parameters
     gradients: Parameters
 
+    def check_rows(self, rows: int) -> None:
+        """Raise ``ValueError`` when a row number lies outside a table of ``rows`` rows."""
+        if self.indices.min() < 0 or self.indices.max() >= rows:
+            raise ValueError(f"view.indices reach from {self.indices.min()} to {self.indices.max()}; rows={rows} allows 0 to {rows - 1}")
+
 
 def index_batches(schedule: str, rows: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
     """Endless batches of row indices, shape (|s|,) each.

@@ -102,13 +102,14 @@ def run_attack(options: AttackOptions) -> Outcome:
     curve: list[dict] = []
     if options.method == "few-rounds":
         attack = FewRoundsCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
-        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size))
+        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), data, split, curve)
     elif options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
         _observe_exact(attack, vfl, options)
     else:
         attack = _iterative(options, model, rows, settings, device)
-        _observe_iterative(attack, vfl, options, data, split, curve)
+        total = (options.rounds or ITERATIONS) * (3 if options.method == "nested-loops" else 1)
+        _observe(attack, vfl, options, total, data, split, curve)
     leak = attack.solve()
     seconds = time.perf_counter() - start
     result = score(leak, data, split)
@@ -237,13 +238,6 @@ def _observe_exact(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions) -
             bar.update()
 
 
-def _observe(attack, vfl: VerticalFL, options: AttackOptions, total: int) -> None:
-    with _bar(options, total, "rounds") as bar:
-        for view in vfl.rounds(total):
-            attack.observe(view)
-            bar.update()
-
-
 def _iterative(options, model, rows, settings, device):
     common = {"rows": rows, "settings": settings, "seed": options.seed, "device": device}
     if options.method == "single-loop":
@@ -251,9 +245,8 @@ def _iterative(options, model, rows, settings, device):
     return NestedLoopsCAFE(model, iterations=options.rounds or ITERATIONS, **common)
 
 
-def _observe_iterative(attack, vfl, options, data, split, curve: list[dict]) -> None:
-    """Run the rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
-    total = (options.rounds or ITERATIONS) * (3 if options.method == "nested-loops" else 1)
+def _observe(attack, vfl, options, total: int, data, split, curve: list[dict]) -> None:
+    """Run ``total`` rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
     with _bar(options, total, options.method) as bar:
         for view in vfl.rounds(total):
             attack.observe(view)

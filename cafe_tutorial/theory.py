@@ -76,8 +76,9 @@ def incidence_rank(schedule: str, rows: int, batch_size: int, rounds: int) -> fl
     """The rank of the incidence matrix after ``rounds`` rounds: N, the number of equations, or what the schedule allows.
 
     ``fixed``: B = ⌈N/K⌉ batches return. ``epochs``: each complete epoch but the first repeats one equation,
-    for the batches of every epoch add up to all rows; an upper bound, reached unless K is close to 1 or to N. ``random``: no more than the expected number of rows that
-    were drawn at least once, or left out at least once; exact for K = 1 and K = N - 1, an upper bound otherwise.
+    for the batches of every epoch add up to all rows; an upper bound, reached unless K is close to 1 or to N.
+    ``random``: no more than the expected number of rows that were drawn at least once, or left out at least
+    once; exact for K = 1 and K = N - 1, an upper bound otherwise.
     """
     p1, _ = probabilities(rows, batch_size)
     if schedule not in SCHEDULES:

@@ -149,7 +149,7 @@ def test_h_is_known_as_well_as_predicted(digits):
     attack = watched(model, vfl, 20)
     _, true = true_gradients(vfl)
     for m in range(4):
-        H, error, _ = attack._representations(m, attack.memberships())
+        H, error, *_ = attack._representations(m, attack.memberships(), attack._member())
         known = error.isfinite()
         off = (H - true[m]).norm(dim=1) / true[m].norm(dim=1)
         assert known.sum() >= 8 and (off[known] < 5 * error[known]).all()

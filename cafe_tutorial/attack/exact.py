@@ -60,8 +60,7 @@ class ExactCAFE:
 
     def observe(self, view: RoundView) -> None:
         """Use one round: its indices and the gradients of the first layers and of the head's bias."""
-        if view.indices.min() < 0 or view.indices.max() >= self.rows:
-            raise ValueError(f"view.indices reach from {view.indices.min()} to {view.indices.max()}; rows={self.rows} allows 0 to {self.rows - 1}")
+        view.check_rows(self.rows)
         if self._parameters is not None and view.parameters is not self._parameters:
             self._moved = self._moved or any(not torch.equal(v, self._parameters[k]) for k, v in view.parameters.items())
         self._parameters = view.parameters

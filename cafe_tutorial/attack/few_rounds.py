@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checks import at_least_one
 from ..model import Parameters, VFLModel
@@ -55,8 +55,7 @@ class FewRoundsCAFE:
 
     def observe(self, view: RoundView) -> None:
         """Use one round: its indices and the gradients of the first layers."""
-        if view.indices.min() < 0 or view.indices.max() >= self.rows:
-            raise ValueError(f"view.indices reach from {view.indices.min()} to {view.indices.max()}; rows={self.rows} allows 0 to {self.rows - 1}")
+        view.check_rows(self.rows)
         below = {k for k in view.parameters if ".representation." in k}
         self._first = self._first or dict(view.parameters)
         self._moved = self._moved or any(not torch.equal(view.parameters[k], self._first[k]) for k in below)
@@ -85,8 +84,9 @@ class FewRoundsCAFE:
         if not self.observed:
             raise ValueError("nothing was observed; call observe(view) for at least two epochs of rounds")
         groups = self.memberships()
-        H, error, silent = map(list, zip(*(self._representations(m, groups) for m in range(self.model.workers))))
-        labels, joined = self._join(groups, H, error, silent)
+        member = self._member()
+        H, error, silent, complete = map(list, zip(*(self._representations(m, groups, member) for m in range(self.model.workers))))
+        labels, joined = self._join(groups, H, error, silent, torch.stack(complete).all(0))
         known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
         slices, residual, certified = recover_slices(
             self.model, self._first, H, error, known, trusted=not self._moved, attempts=self.attempts, seed=self.seed, progress=self.progress
@@ -96,7 +96,7 @@ class FewRoundsCAFE:
             exchangeable[rows] = number
         together = exchangeable.bincount()[exchangeable] > 1
         single = torch.stack([_unlike_others(h, e) for h, e in zip(H, error)], 1)
-        confirmed = torch.stack([(self._member() & self._complete(m, h, e)).any(1) for m, (h, e) in enumerate(zip(H, error))], 1)
+        confirmed = torch.stack([(member & rounds).any(1) for rounds in complete], 1)
         certified = certified & torch.where(together[:, None], joined[:, None], confirmed).to(certified.device) & single
         open_spans = int((~known & ~silent).sum())
         notes = [f"{int(together.sum())} of {self.rows} rows share all their batches with another row and are known up to an exchange"] * bool(together.any())
@@ -108,8 +108,9 @@ class FewRoundsCAFE:
             self.method, slices, labels.to(slices[0].device), ~silent, residual, certified, self.observed, notes, exchangeable=exchangeable
         )
 
-    def _representations(self, m: int, groups: dict) -> tuple[Tensor, Tensor, Tensor]:
-        """For worker m: H (N, d1), each row's expected relative error (N,), infinite where unknown, and which rows are silent (N,).
+    def _representations(self, m: int, groups: dict, member: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For worker m: H (N, d1), each row's expected relative error (N,), infinite where unknown, which rows are
+        silent (N,), and which rounds are complete (rounds,).
 
         Within a group the rays come in no particular order. A row is called silent when no direction is left for
         it and every direction of all its rounds belongs to a row that is known.
@@ -118,8 +119,6 @@ class FewRoundsCAFE:
         H = torch.zeros(self.rows, self.model.d1[m], dtype=torch.float64, device=device)
         error = torch.full((self.rows,), math.inf, dtype=torch.float64, device=device)
         silent = torch.zeros(self.rows, dtype=torch.bool, device=device)
-        member = self._member()
-        table = isinstance(self.model.template(m).representation, nn.Identity)
         for rounds, rows in groups.items():
             own = [self.spans[m][t] for t in rounds]
             if len(own) < 2 or int(member[:, list(rounds)].all(1).sum()) > len(rows):
@@ -130,37 +129,40 @@ class FewRoundsCAFE:
             directions, defects = common(own)
             found = int((defects < MEETS).sum())
             clear = found == len(defects) or defects[found] > max(10 * MEETS, 100 * float(defects[:found].max()) if found else 0)
-            if found > len(rows) or not clear or (table and found > 1):
+            if found > len(rows) or not clear or (found > 1 and self.model.holds_records(m)):
                 continue
-            rays, off = (directions[:, :1].T, torch.zeros(1).to(error)) if found == 1 else (extreme_rays(directions[:, :found]) if found else None) or (None, None)
-            if found and rays is None:
+            rays = directions[:, :found].T, torch.zeros(found).to(error)
+            if found > 1 and (rays := extreme_rays(directions[:, :found])) is None:
                 continue
             silent[rows[found:]] = True
-            for n, ray, apart in zip(rows, rays if found else (), off if found else ()):
+            for n, ray, apart in zip(rows, *rays):
                 blur = torch.stack([s.blur(ray) for s in own]).norm()
                 spread = (1 / len(own) ** 2 + (1 / defects[found:].square()).sum() / len(ray)).sqrt()  # of errors in and out of the spans
                 H[n] = ray[:-1] / ray[-1] * own[0].scale
                 error[n] = (blur * spread + apart) / torch.minimum(ray[:-1].norm(), ray[-1].abs())
-        silent &= (~member | self._complete(m, H, error)).all(1).to(device) & (not self._moved)
-        return H, error, silent
+        complete = self._complete(m, H, error)
+        silent &= (~member | complete).all(1).to(device) & (not self._moved)
+        return H, error, silent, complete
 
-    def _join(self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _join(
+        self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor], complete: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,)."""
         labels, joined = torch.full((self.rows,), -1), torch.zeros(self.rows, dtype=torch.bool)
         by_round: dict[int, list[list[int]]] = {}
         if self.model.double_softmax:
             return labels, joined
-        complete = torch.stack([self._complete(m, h, e) for m, (h, e) in enumerate(zip(H, error))]).all(0)
         for rounds, rows in groups.items():
             usable = [t for t in rounds if complete[t]]
             if usable and all(bool((error[m][rows].isfinite() | silent[m][rows]).all()) for m in range(len(H))):
                 by_round.setdefault(usable[-1], []).append(rows)
         for t, members in by_round.items():
-            terms, V = zip(*(self._terms(m, t, H[m], error[m], silent[m]) for m in range(len(H))))
+            above = {k: v.double() for k, v in self._above[t].items()}
+            terms, V = zip(*(self._terms(m, t, above, H[m], error[m]) for m in range(len(H))))
             place = {n: i for i, n in enumerate(self.spans[0][t].rows.tolist())}
             for rows in members:
                 own = [place[n] for n in rows]
-                found = join([p[own] for p, _ in terms], [s[own] for _, s in terms], [v[own] for v in V], self._above[t]["head.bias"], len(rows))
+                found = join([p[own] for p, _ in terms], [s[own] for _, s in terms], [v[own] for v in V], above["head.bias"], len(rows))
                 if found is None:
                     continue
                 choice, named, residual = found
@@ -189,8 +191,8 @@ class FewRoundsCAFE:
                 complete[t] = not len(h) or bool(torch.linalg.svdvals(inside)[-1] > 1e-5)
         return complete
 
-    def _terms(self, m: int, t: int, H: Tensor, error: Tensor, silent: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """For the rows of round t: what :func:`worker_terms` gives, and V (|s|, d2) from the round's gradient; zero where silent."""
+    def _terms(self, m: int, t: int, above: Parameters, H: Tensor, error: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """For the rows of round t: what :func:`worker_terms` gives, and V (|s|, d2) from the round's gradient; zero where not known."""
         own = self.spans[m][t]
         h, known = H[own.rows].clone(), error[own.rows].isfinite()
         blank = torch.zeros(1, *self.model.part_shapes[m], dtype=self._first["head.bias"].dtype, device=H.device)
@@ -198,7 +200,7 @@ class FewRoundsCAFE:
         extended = torch.cat([h, torch.full_like(h[:, :1], own.scale)], 1)[known]
         V = torch.zeros(len(h), self.model.d2[m], dtype=torch.float64, device=H.device)
         V[known] = torch.linalg.lstsq((extended @ own.basis).T, own.core).solution
-        return worker_terms(self.model, self._above[t], m, h), V
+        return worker_terms(self.model, above, m, h), V
 
 
 def _unlike_others(H: Tensor, error: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 
 from ..model import Parameters, VFLModel
 
@@ -18,15 +18,14 @@ MOST = 300_000  # combinations to try
 
 
 def worker_terms(model: VFLModel, parameters: Parameters, m: int, h: Tensor) -> tuple[Tensor, Tensor]:
-    """For slices h (c, d1) of worker m: their part of the logits W_m o (c, classes), and J_mᵀ W_mᵀ (c, d2, classes)."""
-    own = {k: v.double() for k, v in model.of_worker(parameters, m).items()}
-    upper = {k.removeprefix("upper."): v for k, v in own.items() if k.startswith("upper.")}
+    """In float64, for slices h (c, d1) of worker m: their part of the logits W_m o (c, classes), and J_mᵀ W_mᵀ (c, d2, classes)."""
+    own, upper = model.of_worker(parameters, m), model.upper(m, parameters)
     widths = [model.template(w).upper[-2].out_features for w in range(model.workers)]
-    W = parameters["head.weight"].double().split(widths, 1)[m]  # (classes, outputs)
-    u = F.linear(h.double(), own["first.weight"], own["first.bias"])  # (c, d2)
+    W = parameters["head.weight"].split(widths, 1)[m]  # (classes, outputs)
+    u = F.linear(h, own["first.weight"], own["first.bias"])  # (c, d2)
 
     def part(one):
-        return functional_call(model.template(m).upper, upper, (one[None],))[0] @ W.T
+        return upper(one[None])[0] @ W.T
 
     return vmap(part)(u), vmap(jacrev(part))(u).transpose(1, 2)
 
@@ -46,7 +45,7 @@ def join(parts: list[Tensor], slopes: list[Tensor], V: list[Tensor], bias: Tenso
     if total > MOST:
         return None
     choice = torch.cartesian_prod(*[torch.arange(len(p)) for p in parts]).view(total, -1).to(bias.device)
-    logits = bias.double() + sum(p[i] for p, i in zip(parts, choice.T))
+    logits = bias + sum(p[i] for p, i in zip(parts, choice.T))
     classes = torch.eye(logits.shape[1], dtype=torch.float64, device=bias.device)
     e = logits.softmax(1)[:, None] - classes  # (combinations, label, classes)
     misfit, size = 0, 0

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..model import Parameters, VFLModel
@@ -39,22 +39,20 @@ def recover_slices(
         for m, (h, delta) in enumerate(zip(H, H_error)):
             known = live[:, m].to(device) & torch.isfinite(delta) & (delta > 0)
             representation, shape = model.representation(m, parameters), model.part_shapes[m]
-            table = isinstance(model.template(m).representation, nn.Identity)
             x = torch.zeros(len(h), *shape, dtype=dtype, device=device)
             rho = torch.full((len(h),), math.nan, dtype=dtype, device=device)
             limit = (25 * delta.square()).clamp_min(FLOOR)
-            if table:
+            if model.holds_records(m):
                 x[known], rho[known] = h[known].to(dtype).reshape(-1, *shape), 0.0
             elif bool(known.any()):
                 x[known], rho[known] = invert(
                     representation, h[known].to(dtype), shape, goal=limit[known], attempts=attempts,
                     chunk=_chunk(shape, device), generator=generator, tick=bar.update,
                 )  # fmt: skip
-            passed = (rho <= limit) & (limit <= CERTIFIED) & known & trusted
-            if not table and bool(passed.any()):
+            passed = (rho <= limit) & (limit <= CERTIFIED) & known & (trusted and h.shape[1] >= math.prod(shape))
+            if bool(passed.any()) and not model.holds_records(m):
                 error = (rho.sqrt() + limit.sqrt()) * h.norm(dim=1)
-                passed = passed & (h.shape[1] >= math.prod(shape))
-                least, _ = gains(representation, x[passed]) if bool(passed.any()) else (x.new_zeros(0), None)
+                least, _ = gains(representation, x[passed])
                 passed[passed.clone()] = error[passed] <= PIXEL_ERROR * least * math.prod(shape) ** 0.5
             slices.append(x)
             residual.append(rho)
