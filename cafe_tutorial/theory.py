@@ -120,8 +120,9 @@ def output_gradient_for(
     as soon as the image's patches are independent.
 
     other : (C, H, W); weight_gradient : (G, C, k, k); bias_gradient : (G,). Returns the smallest such δ, (G, H', W').
+
     allowed : bool, (G, H', W'): where δ may differ from zero. The equations need not have a solution then; the δ
-        that comes closest is returned.
+    that comes closest is returned.
 
     Raises
     ------
