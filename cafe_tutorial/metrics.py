@@ -91,10 +91,12 @@ def score(leak, data, split) -> Score:
 
     leak : an attack's :class:`~cafe_tutorial.attack.Leak`; data : the :class:`~cafe_tutorial.data.Images`
     or :class:`~cafe_tutorial.data.Table` that was attacked; split : its partition. Rows that the attack calls
-    exchangeable are put in the order, the same for all workers, that fits the truth best.
+    exchangeable are put in the order, the same for all workers, that fits the truth best; a leak about some rows is
+    compared with these.
     """
     leak = leak.to("cpu")
-    true = split.split(data.features)
+    features, labels = (data.features, data.labels) if leak.numbers is None else (data.features[leak.numbers], data.labels[leak.numbers])
+    true = split.split(features)
     if leak.exchangeable is not None:
         leak = _best_exchange(leak, true)
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
@@ -102,14 +104,14 @@ def score(leak, data, split) -> Score:
     if not all(s.isfinite().all() for s in leak.slices):
         raise ValueError("leak holds NaN or infinite slices; the attack diverged and has no score")
     error = [(s.double() - t).flatten(1).norm(dim=1) / t.double().flatten(1).norm(dim=1) for s, t in zip(leak.slices, true)]
-    images = data.features.dim() == 4
+    images = features.dim() == 4
     merged = split.merge(leak.slices)
     return Score(
         psnr_slice=torch.stack([psnr(s, t) for s, t in zip(leak.slices, true)], 1) if images else None,
-        psnr_image=psnr(merged, data.features) if images else None,
-        ssim=ssim(merged, data.features) if images else None,
+        psnr_image=psnr(merged, features) if images else None,
+        ssim=ssim(merged, features) if images else None,
         relative_error=torch.stack(error, 1),
-        label_accuracy=float((leak.labels == data.labels).double().mean()),
+        label_accuracy=float((leak.labels == labels).double().mean()),
         leaks=leak.leaks,
         certified=leak.certified,
     )

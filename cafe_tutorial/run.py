@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from tqdm.auto import tqdm
 
-from .attack import PRESETS, ExactCAFE, FewRoundsCAFE, Hyperparameters, Leak, NestedLoopsCAFE, NotIdentifiable, SingleLoopCAFE
+from .attack import PRESETS, ExactCAFE, FewRoundsCAFE, Hyperparameters, Leak, NestedLoopsCAFE, NotIdentifiable, OneRoundCAFE, SingleLoopCAFE
 from .data import Images, Table, load
 from .metrics import Score, score
 from .model import VFLModel
@@ -20,7 +20,7 @@ from .protocol import SCHEDULES, VerticalFL
 from .report import provenance
 
 ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
-METHODS = ("exact", "few-rounds", "single-loop", "nested-loops")
+METHODS = ("exact", "few-rounds", "one-round", "single-loop", "nested-loops")
 EPOCHS = 4  # of few-rounds
 
 
@@ -103,6 +103,9 @@ def run_attack(options: AttackOptions) -> Outcome:
     if options.method == "few-rounds":
         attack = FewRoundsCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
         _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), data, split, curve)
+    elif options.method == "one-round":
+        attack = OneRoundCAFE(model, seed=options.seed, progress=options.progress)
+        _observe(attack, vfl, options, options.rounds or 1, data, split, curve)
     elif options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
         _observe_exact(attack, vfl, options)

@@ -4,6 +4,10 @@ from .cafe import NestedLoopsCAFE, SingleLoopCAFE
 from .exact import ExactCAFE, NotIdentifiable
 from .few_rounds import FewRoundsCAFE
 from .leak import Leak
+from .one_round import OneRoundCAFE
 from .presets import PRESETS, Hyperparameters
 
-__all__ = ["PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "NestedLoopsCAFE", "NotIdentifiable", "SingleLoopCAFE"]
+__all__ = [
+    "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "NestedLoopsCAFE", "NotIdentifiable", "OneRoundCAFE",
+    "SingleLoopCAFE",
+]  # fmt: skip

@@ -19,12 +19,11 @@ from ..model import Parameters, VFLModel
 from ..protocol import RoundView
 from .cones import extreme_rays
 from .invert import ATTEMPTS, Attempt
-from .join import join, worker_terms
+from .join import JOINED, join, worker_terms
 from .leak import Leak
 from .slices import recover_slices
 from .spans import Span, common, span
 
-JOINED = 1e-6  # squared relative misfit up to which a combination of slices explains the gradients
 EQUAL = 1e-3  # representations of one worker that are closer, relative to their norm, count as equal
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 

@@ -110,14 +110,14 @@ def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
 
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
-    x = _start(attempt.start, len(target), shape, generator).to(target)
+    x = start(attempt.start, len(target), shape, generator).to(target)
     x = _adam(representation, target, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
     if attempt.settle:
         x = _adam(representation, target, x, attempt.settle, 0.03, 0.0)
-    return _barzilai_borwein(representation, target, x)
+    return settle(lambda x, rows: _relative(representation, target[rows], x), x)
 
 
-def _start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
+def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
     """Nearly grey images, or smooth random ones: 4x4 uniform noise enlarged to full size."""
     if kind == "grey" or len(shape) != 3 or min(shape[1:]) < 4:
         return 0.5 + 0.05 * torch.randn(n, *shape, generator=generator)
@@ -142,28 +142,30 @@ def _adam(representation, target, x, steps, first_rate, last_rate, *, tv=0.0) ->
         (x.grad,) = torch.autograd.grad(loss, x)
         optimizer.step()
         with torch.no_grad():
-            x.copy_(_project(x))
+            x.copy_(project(x))
     return x.detach()
 
 
-def _project(x: Tensor) -> Tensor:
+def project(x: Tensor) -> Tensor:
     """Images (n, C, h, w) onto [0, 1]; records as they are."""
     return x.clamp(0, 1) if x.dim() == 4 else x
 
 
-def _barzilai_borwein(representation, target, x, *, steps: int = 120, every: int = 10) -> tuple[Tensor, Tensor]:
+def settle(objective: Callable[[Tensor, Tensor], Tensor], x: Tensor, *, steps: int = 120, every: int = 10) -> tuple[Tensor, Tensor]:
     """Projected gradient with Barzilai-Borwein steps; a row that worsens fourfold returns to its best point.
 
-    Every ``every`` steps the rows that reached GOAL, or that gained less than a tenth, drop out.
+    objective : x (n, …) of the rows with the given numbers (n,) to what each is to minimize, (n,); x : (N, …), the
+    start. Every ``every`` steps the rows that reached GOAL, or that gained less than a tenth, drop out.
+    Returns each row's best x and its objective, (N,).
     """
     rows = torch.arange(len(x), device=x.device)
-    best_x, best = x.clone(), torch.full_like(target[:, 0], math.inf)
+    best_x, best = x.clone(), torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device)
     column = (-1,) + (1,) * (x.dim() - 1)
     state = None
     mark = best.clone()
     for i in range(steps):
         probe = x.detach().requires_grad_()
-        rho = _relative(representation, target[rows], probe)
+        rho = objective(probe, rows)
         (gradient,) = torch.autograd.grad(rho.sum(), probe)
         rho = rho.detach()
         if state is None:
@@ -182,7 +184,7 @@ def _barzilai_borwein(representation, target, x, *, steps: int = 120, every: int
             gradient = torch.where(worse.view(column), top_gradient, gradient)
             length = torch.where(worse, length / 4, length)
         state = (x, gradient, length)
-        x = _project(x - length.view(column) * gradient)
+        x = project(x - length.view(column) * gradient)
         if i % every == every - 1:
             keep = (best[rows] > GOAL) & (best[rows] < 0.9 * mark[rows])
             mark[rows] = best[rows]

@@ -25,6 +25,7 @@ class Leak:
     notes : what a reader of the result should know
     exchangeable : Tensor, shape (N,), or None: rows with the same number cannot be told apart by what was seen,
         and may stand in each other's place
+    numbers : Tensor, shape (N,), or None: the row numbers that the leak is about, where these are not all rows
     """
 
     method: str
@@ -36,10 +37,11 @@ class Leak:
     rounds: int
     notes: list[str] = field(default_factory=list)
     exchangeable: Tensor | None = None
+    numbers: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Leak:
         """The same leak with its tensors on another device."""
         return Leak(
             self.method, [s.to(device) for s in self.slices], self.labels.to(device), self.leaks.to(device),
-            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes), self.exchangeable,
+            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes), self.exchangeable, self.numbers,
         )  # fmt: skip

@@ -1,0 +1,99 @@
+"""The pictures of single rounds put together, and named where rounds share rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..model import VFLModel
+from .leak import Leak
+
+SAME = 1e-3  # root mean square difference up to which two slices are the same picture
+
+
+@dataclass
+class Picture:
+    """One row as one or more rounds gave it: its slices, one a worker, and what is known of each.
+
+    rounds : the rounds in which it was found; label : -1 where its slices could not be joined; leaks, residual and
+    certified : as in :class:`~cafe_tutorial.attack.Leak`
+    """
+
+    rounds: tuple[int, ...]
+    label: int
+    slices: list[Tensor]
+    leaks: list[bool]
+    residual: list[float]
+    certified: list[bool]
+
+    def same(self, other: Picture) -> bool:
+        """Whether two pictures of different rounds, both joined, agree in every slice that both have, and in at least one."""
+        if min(self.label, other.label) < 0 or set(self.rounds) & set(other.rounds):
+            return False
+        both = [m for m in range(len(self.slices)) if self.residual[m] == self.residual[m] and other.residual[m] == other.residual[m]]
+        return bool(both) and all(float((self.slices[m] - other.slices[m]).square().mean()) < SAME**2 for m in both)
+
+    def add(self, other: Picture) -> None:
+        """Take over what the other picture of the same row knows better."""
+        self.rounds = (*self.rounds, *other.rounds)
+        for m, residual in enumerate(other.residual):
+            if not (self.certified[m] or self.residual[m] <= residual) and residual == residual:
+                self.slices[m], self.residual[m], self.certified[m] = other.slices[m], residual, other.certified[m]
+            self.leaks[m] = self.leaks[m] or other.leaks[m]
+
+
+def merge(method: str, pictures: list[Picture], batches: list[list[int]], model: VFLModel, notes: list[str]) -> Leak:
+    """One leak over all rows that occur in the rounds' batches.
+
+    Pictures of different rounds that are the same become one. A picture that was found in the rounds t belongs to a row
+    that is in the batches of all of them, and in no other whose rows were all found. Rows that are in the same batches
+    are exchangeable; a picture that may belong to rows in different batches loses its certificates.
+    """
+    merged: list[Picture] = []
+    for picture in pictures:
+        twin = next((p for p in merged if p.same(picture)), None)
+        merged.append(picture) if twin is None else twin.add(picture)
+    joined = [sum(t in p.rounds for p in merged if p.label >= 0) for t in range(len(batches))]
+    whole = {t for t, batch in enumerate(batches) if joined[t] == len(batch)}
+    seen = {n: tuple(t for t, batch in enumerate(batches) if n in batch) for n in sorted({n for batch in batches for n in batch})}
+    numbers = list(seen)
+    patterns = {pattern: i for i, pattern in enumerate(dict.fromkeys(seen.values()))}
+    place, unsure = _places(merged, seen, whole)
+    rows: list[Picture | None] = [None] * len(numbers)
+    for picture, row, doubt in zip(merged, place, unsure):
+        if row is not None:
+            picture.certified = [c and not doubt for c in picture.certified]
+            rows[row] = picture
+    blank = merged[0]
+    empty = Picture((), -1, [torch.zeros_like(s) for s in blank.slices], [True] * model.workers, [float("nan")] * model.workers, [False] * model.workers)
+    rows = [r or empty for r in rows]
+    device = blank.slices[0].device
+    unnamed = sum(r.label < 0 for r in rows)
+    notes = [*notes, *[f"{unnamed} of {len(rows)} rows could not be joined from their slices"] * bool(unnamed)]
+    return Leak(
+        method,
+        [torch.stack([r.slices[m] for r in rows]) for m in range(model.workers)],
+        torch.tensor([r.label for r in rows], device=device),
+        *(torch.tensor([getattr(r, name) for r in rows], device=device) for name in ("leaks", "residual", "certified")),
+        len(batches), notes, exchangeable=torch.tensor([patterns[p] for p in seen.values()]), numbers=torch.tensor(numbers),
+    )  # fmt: skip
+
+
+def _places(merged: list[Picture], seen: dict[int, tuple[int, ...]], whole: set[int]) -> tuple[list[int | None], list[bool]]:
+    """A row for each picture, None where none is left, and whether rows of other batches could claim it; joined pictures choose first."""
+    patterns = list(seen.values())
+    free: dict[tuple[int, ...], list[int]] = {}
+    for row, pattern in enumerate(patterns):
+        free.setdefault(pattern, []).append(row)
+    place: list[int | None] = [None] * len(merged)
+    unsure = [True] * len(merged)
+    for i in sorted(range(len(merged)), key=lambda i: (merged[i].label < 0, -len(merged[i].rounds))):
+        own = set(merged[i].rounds)
+        possible = [p for p in free if own <= set(p) and not (set(p) - own) & whole]
+        unsure[i] = len(possible) != 1
+        open_to = sorted((p for p in possible or free if free[p] and own <= set(p)), key=len)
+        if open_to:
+            place[i] = free[open_to[0]].pop()
+    return place, unsure

@@ -1,0 +1,245 @@
+"""Recovery from a single round: every row of a batch from its one averaged gradient, without row numbers.
+
+The gradient's column space is the span of the batch's h̃_n (see ``attack.spans``), and the server knows the function h.
+So it looks for images whose h̃ lies in the span: first as rays of a cone (``attack.rays``), then by a search
+(``attack.search``), and polishes each. Slices of different workers are joined into rows by ``attack.join``, which reads
+the labels too. Each round is taken for itself, so Θ may change between rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..model import Parameters, VFLModel, full_precision
+from ..protocol import RoundView
+from .invert import gains, invert, settle
+from .join import JOINED, join, silent_terms, worker_terms
+from .leak import Leak
+from .merge import Picture, merge
+from .rays import RayFinder
+from .search import Outside, Search, seek
+from .slices import FLOOR, PIXEL_ERROR
+from .spans import Span, span
+
+FOUND = 1e-6  # ρ above this is no row
+NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the span of those found before
+SHARP = 1e-4  # directions of the span that are known worse than this are left out of the linear programmes
+PATIENCE = 6  # draws, and half as many passes, without a new row before the search ends
+
+
+@dataclass
+class Found:
+    """What one worker's gradient of one round gave.
+
+    span : the round's span; x : (f, *shape), the images found; coordinates : (f, k) of their h̃ in the span's basis,
+    unit vectors; residual : (f,), ρ; certified : (f,), bool
+    """
+
+    span: Span
+    x: Tensor
+    coordinates: Tensor
+    residual: Tensor
+    certified: Tensor
+
+    @property
+    def complete(self) -> bool:
+        """Whether every direction of the span belongs to a row that was found."""
+        return len(self.x) == self.span.basis.shape[1]
+
+
+class OneRoundCAFE:
+    """The attack from single rounds.
+
+    Parameters
+    ----------
+    model : the public model; its h must not be the record itself, as it is for tables
+    search : the passes of the search
+    seed : chooses programmes and starts
+    progress : show a progress bar
+
+    The row numbers of a round are used only to name rows that more than one round shares.
+    """
+
+    method = "one-round"
+
+    def __init__(self, model: VFLModel, *, search: Search = Search(), seed: int = 0, progress: bool = False):
+        for m in range(model.workers):
+            if model.holds_records(m):
+                raise ValueError(f"model: worker {m} has h(x) = x, so every vector in the span is a possible record and one round singles out none")
+        self.model, self.search, self.seed, self.progress = model, search, seed, progress
+        self.views: list[RoundView] = []
+
+    @property
+    def observed(self) -> int:
+        return len(self.views)
+
+    def observe(self, view: RoundView) -> None:
+        """Keep one round."""
+        self.views.append(view)
+
+    def solve(self) -> Leak:
+        """Search, join, and put the rounds together; the leak covers the rows of the rounds seen, ``Leak.numbers``."""
+        if not self.views:
+            raise ValueError("nothing was observed; call observe(view) for at least one round")
+        if self.model.double_softmax:
+            raise ValueError("double_softmax: the loss applies a second softmax, and the slices of different workers could not be joined")
+        pictures, notes = [], []
+        with tqdm(total=len(self.views) * self.model.workers, desc="one-round", unit="gradient", leave=False, disable=not self.progress) as bar:
+            for t, view in enumerate(self.views):
+                found = []
+                for m in range(self.model.workers):
+                    found.append(find_rows(self.model, view, m, search=self.search, seed=self.seed + 1000 * t + m))
+                    bar.update()
+                pictures += self._join(t, view, found)
+                notes += _missing(t, len(view.indices), found)
+        return merge(self.method, pictures, [v.indices.tolist() for v in self.views], self.model, notes)
+
+    def _join(self, t: int, view: RoundView, found: list[Found]) -> list[Picture]:
+        """The rows of round t: first those that the gradients confirm, then the slices left over, in no particular order."""
+        model, size = self.model, len(view.indices)
+        above = {k: v.double() for k, v in view.parameters.items() if ".representation." not in k}
+        candidates = [_candidates(model, view.parameters, above, m, f, silent=len(f.span.values) < size) for m, f in enumerate(found)]
+        parts, slopes, V = zip(*candidates)
+        shared = [len(p) - len(f.x) for p, f in zip(parts, found)]
+        joined = join(parts, slopes, V, above["head.bias"], size, shared=shared)
+        left = [set(range(len(f.x))) for f in found]
+        pictures = []
+        for choice, label, misfit in zip(*(j.tolist() for j in joined)) if joined else ():
+            if not misfit < JOINED:
+                break
+            own = [i if i < len(f.x) else None for i, f in zip(choice, found)]
+            pictures.append(_picture(t, own, found, model, view, label))
+            for rest, i in zip(left, own):
+                rest.discard(i)
+        queues = [sorted(rest) for rest in left]
+        for row in range(size - len(pictures)):
+            own = [q[row] if row < len(q) else None for q in queues]
+            pictures.append(_picture(t, own, found, model, view, -1))
+        return pictures
+
+
+def find_rows(model: VFLModel, view: RoundView, m: int, *, search: Search = Search(), seed: int = 0) -> Found:
+    """Worker m's slices of one batch, from its gradient in that round."""
+    own = model.of_worker(view.gradients, m)
+    weight, bias = own["first.weight"], own["first.bias"]
+    round_span = span(view.indices, weight, bias, scale=float(weight.norm() / bias.norm().clamp_min(1e-30)) or 1.0)
+    representation, shape = model.representation(m, view.parameters), model.part_shapes[m]
+    outside = Outside(representation, [round_span], weight.dtype)
+    k = len(round_span.values)
+    known = Found(round_span, weight.new_zeros(0, *shape), round_span.basis.new_zeros(0, k), weight.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=weight.device))
+    generator = torch.Generator().manual_seed(seed)
+    _add(known, outside, _from_rays(outside, round_span, shape, generator))
+    idle = 0
+    while not known.complete and idle < PATIENCE // 2:
+        before = len(known.x)
+        _add(known, outside, seek(outside, known.coordinates, shape, search, generator))
+        idle = 0 if len(known.x) > before else idle + 1
+    _certify(known, outside)
+    return known
+
+
+def _from_rays(outside: Outside, round_span: Span, shape, generator) -> Tensor:
+    """Images (f, *shape) whose h̃ are rays of the cone; none where h has negative entries."""
+    sharp = round_span.noise * len(round_span.basis) ** 0.5 / round_span.values < SHARP
+    Y = round_span.basis[:, sharp].cpu().numpy()
+    rays, finder, misses = torch.zeros(0, Y.shape[1], dtype=torch.float64), None, 0
+    while Y.shape[1] and len(rays) < Y.shape[1] and misses < PATIENCE:
+        finder = finder or RayFinder(Y, generator.initial_seed())
+        ray = finder.draw(rays.numpy())
+        if ray is not None and _apart(torch.from_numpy(ray), rays) > NEW:
+            rays, misses = torch.cat([rays, torch.from_numpy(ray)[None]]), 0
+        else:
+            misses += 1
+    if not len(rays):
+        return outside.bases[0].new_zeros(0, *shape)
+    h = rays.to(round_span.basis) @ round_span.basis[:, sharp].T
+    H = (h[:, :-1] / h[:, -1:] * round_span.scale).to(outside.bases[0])
+    return invert(outside.representation, H, shape, goal=1e-9, generator=generator)[0]
+
+
+def _add(known: Found, outside: Outside, x: Tensor) -> None:
+    """Polish candidates x and keep those that lie in the span and are not a combination of those known."""
+    if not len(x):
+        return
+    with full_precision():
+        close = outside.relative(x) < 100 * FOUND
+        x, rho = settle(lambda x, rows: outside.relative(x), x[close])
+    inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
+    for i in rho.argsort().tolist():
+        if rho[i] < FOUND and not known.complete and _apart(inside[i], known.coordinates) > NEW:
+            known.x, known.residual = torch.cat([known.x, x[i : i + 1]]), torch.cat([known.residual, rho[i : i + 1]])
+            known.coordinates = torch.cat([known.coordinates, inside[i : i + 1]])
+
+
+def _apart(one: Tensor, others: Tensor) -> float:
+    """How far a unit vector (k,) is from the span of others (f, k)."""
+    if not len(others):
+        return 1.0
+    directions = torch.linalg.qr(others.T)[0]
+    return float((one - directions @ (directions.T @ one)).norm())
+
+
+def _certify(known: Found, outside: Outside) -> None:
+    """Certify the images that the span tells from their neighbours well enough for 60 dB.
+
+    An image is off by the distance of its h̃ from the span, in rounding and in the span's own blur, over the smallest
+    singular value of the Jacobian of P h̃: it is zero where another image near by has its h̃ in the span as well.
+    """
+    blur = known.span.blur(known.coordinates @ known.span.basis.T)
+    limit = (25 * blur.square()).clamp_min(FLOOR / 10)
+    known.certified = (known.residual <= limit) & (limit <= 1e-9)
+    if bool(known.certified.any()):
+        kept = known.certified.clone()
+        size = outside.extended(known.x[kept]).norm(dim=1)
+        least, _ = gains(outside, known.x[kept])
+        error = (known.residual[kept].sqrt() + limit[kept].sqrt()) * size
+        known.certified[kept] = error <= PIXEL_ERROR * least * known.x[0].numel() ** 0.5
+
+
+def _candidates(model: VFLModel, parameters: Parameters, above: Parameters, m: int, found: Found, *, silent: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """For the slices found: their part of the logits, their slopes and their V, the silent ones last.
+
+    While some directions of the span belong to no slice found, the V are known only up to multiples of those
+    directions' rows of the gradient, so these are projected out of V and the slopes.
+    """
+    own, C = found.span, found.coordinates
+    h = C @ own.basis.T  # (f, d1 + 1)
+    last = h[:, -1:] / own.scale
+    parts, slopes = worker_terms(model, above, m, h[:, :-1] / last)
+    V = torch.linalg.lstsq((C / last).T, own.core).solution if len(C) else h.new_zeros(0, model.d2[m])
+    if len(C) and not found.complete:
+        rest = torch.linalg.svd(C, full_matrices=True)[2][len(C) :]  # (k - f, k), orthogonal to all known
+        Q = torch.linalg.qr((rest @ own.core).T)[0]  # (d2, k - f)
+        V, slopes = V - (V @ Q) @ Q.T, slopes - Q @ (Q.T @ slopes)
+    if silent:
+        quiet = silent_terms(model, parameters, above, m)
+        parts, V = torch.cat([parts, quiet]), torch.cat([V, V.new_zeros(len(quiet), V.shape[1])])
+        slopes = torch.cat([slopes, slopes.new_zeros(len(quiet), *slopes.shape[1:])])
+    return parts, slopes, V
+
+
+def _picture(t: int, own: list[int | None], found: list[Found], model: VFLModel, view: RoundView, label: int) -> Picture:
+    blank = [view.parameters["head.bias"].new_zeros(shape) for shape in model.part_shapes]
+    return Picture(
+        rounds=(t,), label=label,
+        slices=[b if i is None else f.x[i] for i, f, b in zip(own, found, blank)],
+        leaks=[i is not None or not f.complete for i, f in zip(own, found)],
+        residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(own, found)],
+        certified=[i is not None and label >= 0 and bool(f.certified[i]) for i, f in zip(own, found)],
+    )  # fmt: skip
+
+
+def _missing(t: int, size: int, found: list[Found]) -> list[str]:
+    """What round t did not give."""
+    notes = []
+    for m, f in enumerate(found):
+        k = len(f.span.values)
+        if k < size:
+            notes.append(f"round {t}, worker {m}: {size - k} of {size} rows leave no direction above the gradient's own rounding")
+        if len(f.x) < k:
+            notes.append(f"round {t}, worker {m}: {k - len(f.x)} of {k} directions belong to no row that was found")
+    return notes
