@@ -12,6 +12,8 @@ EXAMPLES = """examples:
   cafe-tutorial attack                                       800 digits, four workers, batches of 40, exact
   cafe-tutorial attack --data photos --rows 60 --batch-size 10
   cafe-tutorial attack --data breast-cancer --columns 5,10,15
+  cafe-tutorial attack --method few-rounds --epochs 4        80 rounds instead of 840
+  cafe-tutorial attack --method one-round                    one batch's gradient, row numbers hidden
   cafe-tutorial attack --method single-loop --rounds 8000    the paper's own schedule; about half an hour on a laptop
   cafe-tutorial attack --data faces.npz --rows 150           your own images (N, H, W[, 3]) and labels (N,)
   cafe-tutorial doctor
@@ -64,9 +66,9 @@ def parser() -> argparse.ArgumentParser:
     proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
     proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
     how = a.add_argument_group("the attack")
-    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients")
+    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span")
     how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")
-    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, single-loop 8000, nested-loops 8000 for each of its three steps")
+    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, one-round 1, single-loop 8000, nested-loops 8000 for each of its three steps")
     how.add_argument("--preset", choices=PRESETS, help="table 9's hyperparameters for the iterative methods (default: mnist for grey images and tables, cifar10 for colour)")
     how.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="change one hyperparameter of the preset, for example --set gamma=0 --set switch_step2=1e-9")
     how.add_argument("--curve", type=int, default=0, metavar="T", help="iterative methods: record the score every T rounds in the report")

@@ -8,7 +8,7 @@ examples enters the package here and nowhere else.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,11 @@ class Images:
     def classes(self) -> int:
         return len(self.label_values)
 
+    def take(self, rows: Tensor) -> Images:
+        """These rows alone, in this order; rows : (n,), numbers from 0 to N - 1."""
+        numbers = rows if self.row_numbers is None else self.row_numbers[rows]
+        return replace(self, images=self.images[rows], labels=self.labels[rows], row_numbers=numbers)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -98,6 +103,11 @@ class Table:
     def original_units(self, records: Tensor) -> Tensor:
         """Undo the standardization of ``records``, shape (…, D)."""
         return records * self.scale.to(records) + self.mean.to(records)
+
+    def take(self, rows: Tensor) -> Table:
+        """These rows alone, in this order; rows : (n,), numbers from 0 to N - 1."""
+        numbers = rows if self.row_numbers is None else self.row_numbers[rows]
+        return replace(self, records=self.records[rows], labels=self.labels[rows], row_numbers=numbers)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -94,11 +94,8 @@ def score(leak, data, split) -> Score:
     exchangeable are put in the order, the same for all workers, that fits the truth best; a leak about some rows is
     compared with these.
     """
-    leak = leak.to("cpu")
-    features, labels = (data.features, data.labels) if leak.numbers is None else (data.features[leak.numbers], data.labels[leak.numbers])
-    true = split.split(features)
-    if leak.exchangeable is not None:
-        leak = _best_exchange(leak, true)
+    leak, data = facing(leak, data, split)
+    true, features = split.split(data.features), data.features
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
         raise ValueError(f"leak has slices {[tuple(s.shape) for s in leak.slices]}, the data {[tuple(t.shape) for t in true]}")
     if not all(s.isfinite().all() for s in leak.slices):
@@ -111,10 +108,20 @@ def score(leak, data, split) -> Score:
         psnr_image=psnr(merged, features) if images else None,
         ssim=ssim(merged, features) if images else None,
         relative_error=torch.stack(error, 1),
-        label_accuracy=float((leak.labels == labels).double().mean()),
+        label_accuracy=float((leak.labels == data.labels).double().mean()),
         leaks=leak.leaks,
         certified=leak.certified,
     )
+
+
+def facing(leak, data, split):
+    """A leak on the CPU and the data, row beside row: the data's rows that the leak is about, and exchangeable rows of
+    the leak in the order that fits the truth best. Returns both; arguments as for :func:`score`."""
+    leak = leak.to("cpu")
+    data = data if leak.numbers is None else data.take(leak.numbers)
+    if leak.exchangeable is not None:
+        leak = _best_exchange(leak, split.split(data.features))
+    return leak, data
 
 
 def _best_exchange(leak, true: list[Tensor]):

@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from .metrics import facing
+
 INK = "#808080"  # mid-grey text and lines stand out on white and on near-black
 COLOURS = ("#4c78a8", "#e4572e", "#59a14f", "#b07aa1", "#c98500")  # told apart on white and on near-black
 
@@ -67,7 +69,8 @@ def image_rows(rows: dict[str, Tensor], *, columns: int = 10, size: float = 0.55
 
 def true_beside_recovered(leak, data, split, *, columns: int = 10) -> Picture:
     """Two rows, true and recovered: images of an image set, or records of a table as colour strips."""
-    recovered = split.merge([s.cpu() for s in leak.slices])
+    leak, data = facing(leak, data, split)
+    recovered = split.merge(leak.slices)
     if recovered.dim() == 4:
         return image_rows({"true": data.images, "recovered": recovered}, columns=columns)
     with style():

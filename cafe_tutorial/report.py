@@ -78,7 +78,7 @@ def write_outputs(path: str | os.PathLike, outcome) -> None:
     arrays = {
         "recovered": recovered.numpy(), "labels": leak.labels.numpy(), "label_values": np.array(data.label_values),
         "leaks": leak.leaks.numpy(), "certified": leak.certified.numpy(), "residual": leak.residual.numpy(),
-        "row_numbers": data.row_numbers.numpy(),
+        "row_numbers": (data.row_numbers if leak.numbers is None else data.row_numbers[leak.numbers]).numpy(),
     }  # fmt: skip
     if isinstance(data, Table):
         arrays["recovered_original_units"] = data.original_units(recovered.double()).numpy()

@@ -146,7 +146,7 @@ def _check(options: AttackOptions) -> None:
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
     check_seed(options.seed)
-    if options.method in ("exact", "few-rounds"):
+    if options.method in ("exact", "few-rounds", "one-round"):
         for name, given in (("curve", options.curve), ("preset", options.preset), ("set", options.overrides)):
             if given:
                 raise ValueError(f"{name} is for the iterative methods (single-loop, nested-loops); method={options.method!r} has no use for it")

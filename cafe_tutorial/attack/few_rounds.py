@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import at_least_one
@@ -21,6 +22,7 @@ from .cones import extreme_rays
 from .invert import ATTEMPTS, Attempt
 from .join import JOINED, join, worker_terms
 from .leak import Leak
+from .search import NEAR, Outside
 from .slices import recover_slices
 from .spans import Span, common, span
 
@@ -85,11 +87,14 @@ class FewRoundsCAFE:
         groups = self.memberships()
         member = self._member()
         H, error, silent, complete = map(list, zip(*(self._representations(m, groups, member) for m in range(self.model.workers))))
-        labels, joined = self._join(groups, H, error, silent, torch.stack(complete).all(0))
-        known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
+        known = torch.stack([e.isfinite() for e in error], 1)
         slices, residual, certified = recover_slices(
             self.model, self._first, H, error, known, trusted=not self._moved, attempts=self.attempts, seed=self.seed, progress=self.progress
         )
+        for m in range(self.model.workers):
+            self._polish(m, member, H[m], error[m], slices[m], residual[:, m], certified[:, m])
+        labels, joined = self._join(groups, H, error, silent, torch.stack(complete).all(0), [slices, residual.T, certified.T])
+        known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
         exchangeable = torch.zeros(self.rows, dtype=torch.int64)
         for number, rows in enumerate(groups.values()):
             exchangeable[rows] = number
@@ -143,10 +148,34 @@ class FewRoundsCAFE:
         silent &= (~member | complete).all(1).to(device) & (not self._moved)
         return H, error, silent, complete
 
+    def _polish(self, m: int, member: Tensor, H: Tensor, error: Tensor, x: Tensor, residual: Tensor, certified: Tensor) -> None:
+        """Fit the slices of worker m that are near but not certified to the spans themselves, and certify them by these; in place."""
+        if self._moved or self.model.holds_records(m) or H.shape[1] < math.prod(self.model.part_shapes[m]):
+            return
+        open_rows = (error.isfinite() & ~certified & (residual < NEAR)).nonzero()[:, 0]
+        times = member.sum(1).to(open_rows.device)
+        for r in times[open_rows].unique().tolist():
+            for rows in open_rows[times[open_rows] == r].split(16):
+                own = [[self.spans[m][t] for t in member[n].nonzero()[:, 0].tolist()] for n in rows.tolist()]
+                widest = max(len(s.values) for spans in own for s in spans)
+                bases = [torch.stack([F.pad(spans[i].basis, (0, widest - len(spans[i].values))) for spans in own]).to(x) for i in range(r)]
+                outside = Outside(self.model.representation(m, self._first), bases, own[0][0].scale)
+                found, rho = outside.polish(x[rows])
+                extended = outside.extended(found).double()
+                unit = extended / extended.norm(dim=1, keepdim=True)
+                blur = torch.stack([torch.stack([s.blur(u) for s in spans]).square().mean().sqrt() for spans, u in zip(own, unit)]).to(x)
+                good = outside.vouched(found, rho, blur)
+                x[rows[good]], residual[rows[good]], certified[rows[good]] = found[good], rho[good], True
+                H[rows[good]] = extended[good, :-1]
+                error[rows[good]] = 5 * (rho + blur.square()).sqrt()[good].double()
+
     def _join(
-        self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor], complete: Tensor
+        self, groups: dict, H: list[Tensor], error: list[Tensor], silent: list[Tensor], complete: Tensor, others: list[list[Tensor]]
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,)."""
+        """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,).
+
+        others : more values to order alike, each (N, …) for every worker
+        """
         labels, joined = torch.full((self.rows,), -1), torch.zeros(self.rows, dtype=torch.bool)
         by_round: dict[int, list[list[int]]] = {}
         if self.model.double_softmax:
@@ -166,7 +195,7 @@ class FewRoundsCAFE:
                     continue
                 choice, named, residual = found
                 for m, order in enumerate(choice.T.tolist()):
-                    for values in (H[m], error[m], silent[m]):
+                    for values in (H[m], error[m], silent[m], *(o[m] for o in others)):
                         values[rows] = values[[rows[i] for i in order]]
                 good = (residual < JOINED).cpu()
                 labels[torch.tensor(rows)[good]], joined[torch.tensor(rows)[good]] = named[good], True

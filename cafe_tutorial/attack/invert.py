@@ -110,11 +110,14 @@ def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
 
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
+    def objective(x, rows):
+        return _relative(representation, target[rows], x)
+
     x = start(attempt.start, len(target), shape, generator).to(target)
-    x = _adam(representation, target, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
+    x = adam(objective, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
     if attempt.settle:
-        x = _adam(representation, target, x, attempt.settle, 0.03, 0.0)
-    return settle(lambda x, rows: _relative(representation, target[rows], x), x)
+        x = adam(objective, x, attempt.settle, 0.03, 0.0)
+    return settle(objective, x)
 
 
 def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
@@ -130,13 +133,14 @@ def _relative(representation, target, x) -> Tensor:
     return (representation(x) - target).square().sum(1) / target.square().sum(1)
 
 
-def _adam(representation, target, x, steps, first_rate, last_rate, *, tv=0.0) -> Tensor:
-    x = x.clone().requires_grad_()
+def adam(objective: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, first_rate: float, last_rate: float, *, tv: float = 0.0) -> Tensor:
+    """Adam on every row's objective, as for :func:`settle`, at a rate falling along a half cosine; ``tv`` vanishes half-way."""
+    x, rows = x.clone().requires_grad_(), torch.arange(len(x), device=x.device)
     optimizer = torch.optim.Adam([x], lr=first_rate)
     for i in range(steps):
         done = i / steps
         optimizer.param_groups[0]["lr"] = last_rate + (first_rate - last_rate) * 0.5 * (1 + math.cos(math.pi * done))
-        loss = _relative(representation, target, x).sum()
+        loss = objective(x, rows).sum()
         if tv and done < 0.5:
             loss = loss + tv * (1 - 2 * done) * total_variation(x).sum() / x.shape[1]
         (x.grad,) = torch.autograd.grad(loss, x)

@@ -1,9 +1,9 @@
 """Recovery from a single round: every row of a batch from its one averaged gradient, without row numbers.
 
 The gradient's column space is the span of the batch's h̃_n (see ``attack.spans``), and the server knows the function h.
-So it looks for images whose h̃ lies in the span: first as rays of a cone (``attack.rays``), then by a search
-(``attack.search``), and polishes each. Slices of different workers are joined into rows by ``attack.join``, which reads
-the labels too. Each round is taken for itself, so Θ may change between rounds.
+So it looks for images whose h̃ lies in the span: a search (``attack.search``) gives rough ones, linear programmes the rays
+of a cone near them (``attack.rays``), and each is polished. Slices of different workers are joined into rows by
+``attack.join``, which reads the labels too. Each round is taken for itself, so Θ may change between rounds.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..model import Parameters, VFLModel, full_precision
+from ..model import Parameters, VFLModel
 from ..protocol import RoundView
-from .invert import gains, invert, settle
+from .invert import invert
 from .join import JOINED, join, silent_terms, worker_terms
 from .leak import Leak
 from .merge import Picture, merge
 from .rays import RayFinder
-from .search import Outside, Search, seek
-from .slices import FLOOR, PIXEL_ERROR
+from .search import NEAR, Outside, Search, seek
 from .spans import Span, span
 
-FOUND = 1e-6  # ρ above this is no row
+FOUND = 1e-8  # ρ above this is no row
 NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the span of those found before
 SHARP = 1e-4  # directions of the span that are known worse than this are left out of the linear programmes
-PATIENCE = 6  # draws, and half as many passes, without a new row before the search ends
+QUICK = Search(starts=32, steps=50, tv=0.1)
+THOROUGH = Search(starts=48, steps=300, tv=0.02)
+IDLE = 3  # thorough passes without a new row before the search ends
 
 
 @dataclass
@@ -57,8 +58,7 @@ class OneRoundCAFE:
     Parameters
     ----------
     model : the public model; its h must not be the record itself, as it is for tables
-    search : the passes of the search
-    seed : chooses programmes and starts
+    seed : chooses the starts
     progress : show a progress bar
 
     The row numbers of a round are used only to name rows that more than one round shares.
@@ -66,11 +66,13 @@ class OneRoundCAFE:
 
     method = "one-round"
 
-    def __init__(self, model: VFLModel, *, search: Search = Search(), seed: int = 0, progress: bool = False):
+    def __init__(self, model: VFLModel, *, seed: int = 0, progress: bool = False):
         for m in range(model.workers):
             if model.holds_records(m):
                 raise ValueError(f"model: worker {m} has h(x) = x, so every vector in the span is a possible record and one round singles out none")
-        self.model, self.search, self.seed, self.progress = model, search, seed, progress
+        if model.double_softmax:
+            raise ValueError("double_softmax=True: the loss applies a second softmax, which the join of slices does not model; use False")
+        self.model, self.seed, self.progress = model, seed, progress
         self.views: list[RoundView] = []
 
     @property
@@ -85,14 +87,12 @@ class OneRoundCAFE:
         """Search, join, and put the rounds together; the leak covers the rows of the rounds seen, ``Leak.numbers``."""
         if not self.views:
             raise ValueError("nothing was observed; call observe(view) for at least one round")
-        if self.model.double_softmax:
-            raise ValueError("double_softmax: the loss applies a second softmax, and the slices of different workers could not be joined")
         pictures, notes = [], []
         with tqdm(total=len(self.views) * self.model.workers, desc="one-round", unit="gradient", leave=False, disable=not self.progress) as bar:
             for t, view in enumerate(self.views):
                 found = []
                 for m in range(self.model.workers):
-                    found.append(find_rows(self.model, view, m, search=self.search, seed=self.seed + 1000 * t + m))
+                    found.append(find_rows(self.model, view, m, seed=self.seed + 1000 * t + m))
                     bar.update()
                 pictures += self._join(t, view, found)
                 notes += _missing(t, len(view.indices), found)
@@ -122,52 +122,60 @@ class OneRoundCAFE:
         return pictures
 
 
-def find_rows(model: VFLModel, view: RoundView, m: int, *, search: Search = Search(), seed: int = 0) -> Found:
+def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Found:
     """Worker m's slices of one batch, from its gradient in that round."""
     own = model.of_worker(view.gradients, m)
-    weight, bias = own["first.weight"], own["first.bias"]
-    round_span = span(view.indices, weight, bias, scale=float(weight.norm() / bias.norm().clamp_min(1e-30)) or 1.0)
+    weight, bias, like = own["first.weight"], own["first.bias"], view.parameters["head.bias"]
+    round_span = span(view.indices, weight, bias, scale=float(weight.double().norm() / bias.double().norm().clamp_min(1e-30)) or 1.0)
     representation, shape = model.representation(m, view.parameters), model.part_shapes[m]
-    outside = Outside(representation, [round_span], weight.dtype)
+    outside = Outside(representation, [round_span.basis.to(like)], round_span.scale)
     k = len(round_span.values)
-    known = Found(round_span, weight.new_zeros(0, *shape), round_span.basis.new_zeros(0, k), weight.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=weight.device))
+    known = Found(round_span, like.new_zeros(0, *shape), round_span.basis.new_zeros(0, k), like.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=like.device))
     generator = torch.Generator().manual_seed(seed)
-    _add(known, outside, _from_rays(outside, round_span, shape, generator))
-    idle = 0
-    while not known.complete and idle < PATIENCE // 2:
+    finder = _ray_finder(round_span)
+    thorough, idle = False, 0
+    while not known.complete and idle < IDLE:
         before = len(known.x)
-        _add(known, outside, seek(outside, known.coordinates, shape, search, generator))
-        idle = 0 if len(known.x) > before else idle + 1
-    _certify(known, outside)
+        x = seek(outside, known.coordinates, shape, THOROUGH if thorough else QUICK, generator)
+        if finder:
+            _add(known, outside, _from_rays(finder, outside, known, x, generator))
+            finder = finder if len(known.x) > before else None
+        if thorough:
+            _add(known, outside, x)
+        idle = 0 if len(known.x) > before else idle + thorough
+        thorough = thorough or len(known.x) - before < QUICK.starts // 16
+    if len(known.x):
+        known.certified = outside.vouched(known.x, known.residual, known.span.blur(known.coordinates @ known.span.basis.T).to(like))
     return known
 
 
-def _from_rays(outside: Outside, round_span: Span, shape, generator) -> Tensor:
-    """Images (f, *shape) whose h̃ are rays of the cone; none where h has negative entries."""
-    sharp = round_span.noise * len(round_span.basis) ** 0.5 / round_span.values < SHARP
-    Y = round_span.basis[:, sharp].cpu().numpy()
-    rays, finder, misses = torch.zeros(0, Y.shape[1], dtype=torch.float64), None, 0
-    while Y.shape[1] and len(rays) < Y.shape[1] and misses < PATIENCE:
-        finder = finder or RayFinder(Y, generator.initial_seed())
-        ray = finder.draw(rays.numpy())
+def _ray_finder(own: Span) -> RayFinder | None:
+    """For the directions of the span that are known well."""
+    sharp = own.noise * len(own.basis) ** 0.5 / own.values < SHARP
+    return RayFinder(own.basis[:, sharp].cpu().numpy()) if bool(sharp.any()) else None
+
+
+def _from_rays(finder: RayFinder, outside: Outside, known: Found, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (f, *shape) whose h̃ are rays near those of the rough images x, nearest first."""
+    hints = outside.extended(x).double().cpu().numpy()
+    basis = torch.from_numpy(finder.basis)
+    rays = torch.nn.functional.normalize((known.coordinates @ known.span.basis.T).cpu() @ basis, dim=1)
+    old = len(rays)
+    for i in outside.relative(x).argsort().tolist():
+        ray = finder.near(hints[i], rays.numpy()) if len(rays) < basis.shape[1] else None
         if ray is not None and _apart(torch.from_numpy(ray), rays) > NEW:
-            rays, misses = torch.cat([rays, torch.from_numpy(ray)[None]]), 0
-        else:
-            misses += 1
-    if not len(rays):
-        return outside.bases[0].new_zeros(0, *shape)
-    h = rays.to(round_span.basis) @ round_span.basis[:, sharp].T
-    H = (h[:, :-1] / h[:, -1:] * round_span.scale).to(outside.bases[0])
-    return invert(outside.representation, H, shape, goal=1e-9, generator=generator)[0]
+            rays = torch.cat([rays, torch.from_numpy(ray)[None]])
+    h = (rays[old:] @ basis.T).to(known.span.basis)
+    H = (h[:, :-1] / h[:, -1:] * known.span.scale).to(x)
+    return invert(outside.representation, H, x.shape[1:], goal=1e-9, generator=generator)[0]
 
 
 def _add(known: Found, outside: Outside, x: Tensor) -> None:
     """Polish candidates x and keep those that lie in the span and are not a combination of those known."""
     if not len(x):
         return
-    with full_precision():
-        close = outside.relative(x) < 100 * FOUND
-        x, rho = settle(lambda x, rows: outside.relative(x), x[close])
+
+    x, rho = outside.polish(x[outside.relative(x) < NEAR])
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
     for i in rho.argsort().tolist():
         if rho[i] < FOUND and not known.complete and _apart(inside[i], known.coordinates) > NEW:
@@ -181,23 +189,6 @@ def _apart(one: Tensor, others: Tensor) -> float:
         return 1.0
     directions = torch.linalg.qr(others.T)[0]
     return float((one - directions @ (directions.T @ one)).norm())
-
-
-def _certify(known: Found, outside: Outside) -> None:
-    """Certify the images that the span tells from their neighbours well enough for 60 dB.
-
-    An image is off by the distance of its h̃ from the span, in rounding and in the span's own blur, over the smallest
-    singular value of the Jacobian of P h̃: it is zero where another image near by has its h̃ in the span as well.
-    """
-    blur = known.span.blur(known.coordinates @ known.span.basis.T)
-    limit = (25 * blur.square()).clamp_min(FLOOR / 10)
-    known.certified = (known.residual <= limit) & (limit <= 1e-9)
-    if bool(known.certified.any()):
-        kept = known.certified.clone()
-        size = outside.extended(known.x[kept]).norm(dim=1)
-        least, _ = gains(outside, known.x[kept])
-        error = (known.residual[kept].sqrt() + limit[kept].sqrt()) * size
-        known.certified[kept] = error <= PIXEL_ERROR * least * known.x[0].numel() ** 0.5
 
 
 def _candidates(model: VFLModel, parameters: Parameters, above: Parameters, m: int, found: Found, *, silent: bool) -> tuple[Tensor, Tensor, Tensor]:

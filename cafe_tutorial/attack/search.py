@@ -14,24 +14,32 @@ import torch
 from torch import Tensor
 
 from ..model import full_precision
-from .invert import project, start
-from .spans import Span
+from .invert import adam, gains, project, settle, start
+from .slices import PIXEL_ERROR
 from .step3 import total_variation
 
+NEAR = 1e-4  # ρ below which polishing is worthwhile
+STUCK = 1e-12  # ρ above which an image is polished once more
+FLOOR = 1e-11  # no ρ below this is doubted for its size
+CEILING = 1e-9  # and none above this is certified
 TINY = 1e-20  # keeps the logarithm of an exact fit finite
 
 
 class Outside:
     """What of h̃(x) lies outside of spans, for images x.
 
-    representation : x (n, …) to h (n, d1); spans : the spans that an image is to lie in, of one worker with one Θ;
-    dtype : of the images. Called with x it returns (n, r (d1 + 1)), r the number of spans, the last row of each scaled
-    as the span's is.
+    representation : x (n, …) to h (n, d1); bases : of the r spans that an image is to lie in, each (d1 + 1, k), the same
+    for all images, or (n, d1 + 1, k), zero columns allowed; scale : of the last entry, as in the spans
+
+    Called with x it returns (n, r (d1 + 1)).
     """
 
-    def __init__(self, representation: Callable[[Tensor], Tensor], spans: list[Span], dtype: torch.dtype = torch.float32):
-        self.representation, self.scale = representation, spans[0].scale
-        self.bases = [s.basis.to(dtype) for s in spans]
+    def __init__(self, representation: Callable[[Tensor], Tensor], bases: list[Tensor], scale: float):
+        self.representation, self.bases, self.scale = representation, bases, scale
+
+    def at(self, rows: Tensor) -> Outside:
+        """For the images with these numbers alone."""
+        return Outside(self.representation, [U[rows] if U.dim() == 3 else U for U in self.bases], self.scale)
 
     def extended(self, x: Tensor) -> Tensor:
         """h̃ of the images, (n, d1 + 1), the last entry scaled."""
@@ -40,13 +48,52 @@ class Outside:
 
     def __call__(self, x: Tensor) -> Tensor:
         h = self.extended(x)
-        return torch.cat([h - (h @ U) @ U.T for U in self.bases], 1)
+        return torch.cat([_outside(h, U) for U in self.bases], 1)
 
     def relative(self, x: Tensor) -> Tensor:
         """ρ(x), the mean over the spans, (n,)."""
         h = self.extended(x)
-        outside = sum((h - (h @ U) @ U.T).square().sum(1) for U in self.bases)
-        return outside / (len(self.bases) * h.square().sum(1))
+        return sum(_outside(h, U).square().sum(1) for U in self.bases) / (len(self.bases) * h.square().sum(1))
+
+    def polish(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Minimize ρ near x, and once more where it is stuck above float32's floor: x (n, …) and ρ (n,)."""
+
+        def objective(x, rows):
+            return self.at(rows).relative(x)
+
+        with full_precision():
+            x, rho = settle(objective, x)
+            stuck = ((rho > STUCK) & (rho < NEAR)).nonzero()[:, 0]
+            if len(stuck):
+                own = self.at(stuck)
+                again, less = settle(
+                    lambda x, rows: own.at(rows).relative(x), adam(lambda x, _: own.relative(x), x[stuck], 300, 0.02, 0.0)
+                )
+                better = less < rho[stuck]
+                x[stuck[better]], rho[stuck[better]] = again[better], less[better]
+        return x, rho
+
+    def vouched(self, x: Tensor, rho: Tensor, blur: Tensor) -> Tensor:
+        """Which images the spans tell from their neighbours well enough for 60 dB, (n,).
+
+        rho : ρ(x); blur : (n,), the expected distance of h̃(x) from the spans, root mean square over them. An image is off
+        by both over the smallest singular value of the Jacobian of P h̃: it is zero where another image near by has its h̃
+        in the spans as well. What is far away is not looked at.
+        """
+        limit = (25 * blur.square()).clamp_min(FLOOR)
+        passed = (rho <= limit) & (limit <= CEILING)
+        pixels = x[0].numel()
+        error = (rho.sqrt() + limit.sqrt()) * (len(self.bases) * self.extended(x).square().sum(1)).sqrt()
+        numbers = passed.nonzero()[:, 0]
+        for rows in numbers.split(max(1, 25_000_000 // (len(self.bases) * self.bases[0].shape[-2] * pixels))) if len(numbers) else ():
+            least, _ = gains(self.at(rows), x[rows])
+            passed[rows] = error[rows] <= PIXEL_ERROR * least * pixels**0.5
+        return passed
+
+
+def _outside(h: Tensor, U: Tensor) -> Tensor:
+    """The part of h (n, D) that is orthogonal to the columns of U, (D, k) or (n, D, k)."""
+    return h - (h @ U) @ U.T if U.dim() == 2 else h - (U @ (U.mT @ h[:, :, None]))[:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -54,11 +101,11 @@ class Search:
     """One pass of starts: Adam at a rate falling from ``rate`` to zero in ``steps``, with noise added to the image up to
     55 % of them and a total-variation weight ``tv`` that vanishes half-way."""
 
-    starts: int = 48
-    steps: int = 300
+    starts: int
+    steps: int
+    tv: float
     rate: float = 0.1
     noise: float = 0.03
-    tv: float = 0.02
 
 
 def seek(outside: Outside, known: Tensor, shape: tuple[int, ...], search: Search, generator: torch.Generator) -> Tensor:
