@@ -115,22 +115,23 @@ def histograms(groups: dict[str, Tensor], *, xlabel: str, top: float | None = No
 
 
 def curves(
-    lines: dict[str, tuple], *, xlabel: str, ylabel: str, log: bool = False,
+    lines: dict[str, tuple], *, xlabel: str, ylabel: str, log: bool = False, log_x: bool = False,
     top: float | None = None, bottom: float | None = None, right: float | None = None, marks: bool = False,
 ) -> Picture:  # fmt: skip
-    """Several lines: label to (x, y), y on a logarithmic axis when ``log``.
+    """Several lines: label to (x, y), on logarithmic axes when ``log`` (y) or ``log_x``.
 
     top, bottom, right : ends of the axes, for frames that are to be compared; marks : a dot at each point. A label
-    that begins with "predicted" is drawn dashed.
+    that begins with "predicted" is drawn dashed, one that begins with "paper" as crosses without a line.
     """
     with style():
         figure = Picture(figsize=(6, 3.4))
         ax = figure.subplots()
         solid = iter(COLOURS)
         for label, (x, y) in lines.items():
-            dashed = label.startswith("predicted")
-            ax.plot(x, y, label=label, color=INK if dashed else next(solid), linestyle="--" if dashed else "-", marker="o" if marks else None, markersize=4)
-        ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
+            dashed, foreign = label.startswith("predicted"), label.startswith("paper")
+            shape = {"linestyle": "", "marker": "x", "markersize": 7} if foreign else {"linestyle": "--" if dashed else "-", "marker": "o" if marks else None, "markersize": 4}
+            ax.plot(x, y, label=label, color=INK if dashed or foreign else next(solid), **shape)
+        ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear", xscale="log" if log_x else "linear")
         ax.set_ylim(bottom, top)
         ax.set_xlim(right=right)
         ax.grid(alpha=0.25)

@@ -8,7 +8,7 @@ of a cone near them (``attack.rays``), and each is polished. Slices of different
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the s
 SHARP = 1e-4  # directions of the span that are known worse than this are left out of the linear programmes
 QUICK = Search(starts=32, steps=50, tv=0.1)
 THOROUGH = Search(starts=48, steps=300, tv=0.02)
+FEW = 2  # rows from a quick pass below which quick passes end
 IDLE = 3  # thorough passes without a new row before the search ends
 
 
@@ -37,7 +38,7 @@ class Found:
     """What one worker's gradient of one round gave.
 
     span : the round's span; x : (f, *shape), the images found; coordinates : (f, k) of their h̃ in the span's basis,
-    unit vectors; residual : (f,), ρ; certified : (f,), bool
+    unit vectors; residual : (f,), ρ; certified : (f,), bool; tried : the rays that were inverted, whether or not an image came
     """
 
     span: Span
@@ -45,6 +46,7 @@ class Found:
     coordinates: Tensor
     residual: Tensor
     certified: Tensor
+    tried: list[Tensor] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -133,17 +135,18 @@ def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Fou
     known = Found(round_span, like.new_zeros(0, *shape), round_span.basis.new_zeros(0, k), like.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=like.device))
     generator = torch.Generator().manual_seed(seed)
     finder = _ray_finder(round_span)
-    thorough, idle = False, 0
-    while not known.complete and idle < IDLE:
-        before = len(known.x)
-        x = seek(outside, known.coordinates, shape, THOROUGH if thorough else QUICK, generator)
-        if finder:
-            _add(known, outside, _from_rays(finder, outside, known, x, generator))
-            finder = finder if len(known.x) > before else None
-        if thorough:
-            _add(known, outside, x)
-        idle = 0 if len(known.x) > before else idle + thorough
-        thorough = thorough or len(known.x) - before < QUICK.starts // 16
+    gained = k
+    while finder and gained >= FEW and not known.complete:  # rough pictures as hints
+        hints = outside.extended(seek(outside, known.coordinates, shape, QUICK, generator))
+        gained = _add(known, outside, _from_rays(finder, outside, known, hints.double(), generator))
+    gained = k
+    while finder and gained and not known.complete:  # random hints
+        hints = (torch.rand(QUICK.starts, len(round_span.basis), generator=generator) < 0.5).to(round_span.basis)
+        gained = _add(known, outside, _from_rays(finder, outside, known, hints, generator))
+    idle = 0
+    while not known.complete and idle < IDLE:  # the search alone
+        gained = _add(known, outside, seek(outside, known.coordinates, shape, THOROUGH, generator))
+        idle = 0 if gained else idle + 1
     if len(known.x):
         known.certified = outside.vouched(known.x, known.residual, known.span.blur(known.coordinates @ known.span.basis.T).to(like))
     return known
@@ -155,25 +158,29 @@ def _ray_finder(own: Span) -> RayFinder | None:
     return RayFinder(own.basis[:, sharp].cpu().numpy()) if bool(sharp.any()) else None
 
 
-def _from_rays(finder: RayFinder, outside: Outside, known: Found, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Images (f, *shape) whose h̃ are rays near those of the rough images x, nearest first."""
-    hints = outside.extended(x).double().cpu().numpy()
+def _from_rays(finder: RayFinder, outside: Outside, known: Found, hints: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (f, *shape) whose h̃ are rays near the hints (n, d1 + 1), none of them tried before."""
     basis = torch.from_numpy(finder.basis)
-    rays = torch.nn.functional.normalize((known.coordinates @ known.span.basis.T).cpu() @ basis, dim=1)
-    old = len(rays)
-    for i in outside.relative(x).argsort().tolist():
-        ray = finder.near(hints[i], rays.numpy()) if len(rays) < basis.shape[1] else None
-        if ray is not None and _apart(torch.from_numpy(ray), rays) > NEW:
+    old = torch.nn.functional.normalize((known.coordinates @ known.span.basis.T).cpu() @ basis, dim=1)
+    rays = old
+    for hint in hints.cpu().numpy():
+        ray = finder.near(hint, rays.numpy()) if len(rays) < basis.shape[1] else None
+        if ray is None or _apart(torch.from_numpy(ray), rays) < NEW:
+            continue
+        h = basis @ torch.from_numpy(ray)
+        if all(float((h - other).norm()) > NEW for other in known.tried):
+            known.tried.append(h)
             rays = torch.cat([rays, torch.from_numpy(ray)[None]])
-    h = (rays[old:] @ basis.T).to(known.span.basis)
-    H = (h[:, :-1] / h[:, -1:] * known.span.scale).to(x)
-    return invert(outside.representation, H, x.shape[1:], goal=1e-9, generator=generator)[0]
+    h = (rays[len(old) :] @ basis.T).to(known.span.basis)
+    H = (h[:, :-1] / h[:, -1:] * known.span.scale).to(outside.bases[0])
+    return invert(outside.representation, H, known.x.shape[1:], goal=1e-9, generator=generator)[0]
 
 
-def _add(known: Found, outside: Outside, x: Tensor) -> None:
-    """Polish candidates x and keep those that lie in the span and are not a combination of those known."""
+def _add(known: Found, outside: Outside, x: Tensor) -> int:
+    """Polish candidates x and keep those that lie in the span and are not a combination of those known; how many."""
+    before = len(known.x)
     if not len(x):
-        return
+        return 0
 
     x, rho = outside.polish(x[outside.relative(x) < NEAR])
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
@@ -181,6 +188,7 @@ def _add(known: Found, outside: Outside, x: Tensor) -> None:
         if rho[i] < FOUND and not known.complete and _apart(inside[i], known.coordinates) > NEW:
             known.x, known.residual = torch.cat([known.x, x[i : i + 1]]), torch.cat([known.residual, rho[i : i + 1]])
             known.coordinates = torch.cat([known.coordinates, inside[i : i + 1]])
+    return len(known.x) - before
 
 
 def _apart(one: Tensor, others: Tensor) -> float:
