@@ -116,8 +116,8 @@ def test_slices_are_joined_whatever_their_order(workers, count):
 
 
 def test_too_many_combinations_are_left_alone():
-    many = torch.zeros(60, 2, dtype=torch.float64)
-    assert join([many] * 4, [many[:, :, None]] * 4, [many] * 4, many[0], 60) is None
+    many = torch.zeros(120, 2, dtype=torch.float64)
+    assert join([many] * 4, [many[:, :, None]] * 4, [many] * 4, many[0], 120) is None
 
 
 @pytest.mark.parametrize("epochs", [2, 3])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,13 +21,15 @@ from ..model import Parameters, VFLModel
 from ..protocol import RoundView
 from .cones import extreme_rays
 from .invert import ATTEMPTS, Attempt
-from .join import JOINED, join, worker_terms
+from .join import JOINED, coefficients, join, worker_terms
 from .leak import Leak
+from .rays import RayFinder
 from .search import NEAR, Outside
 from .slices import recover_slices
 from .spans import Span, common, span
 
 EQUAL = 1e-3  # representations of one worker that are closer, relative to their norm, count as equal
+HINTS = 64  # random ones, for the rays of a group
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 
 
@@ -93,7 +96,7 @@ class FewRoundsCAFE:
         )
         for m in range(self.model.workers):
             self._polish(m, member, H[m], error[m], slices[m], residual[:, m], certified[:, m])
-        labels, joined = self._join(groups, H, error, silent, torch.stack(complete).all(0), [slices, residual.T, certified.T])
+        labels, joined = self._join(groups, H, error, silent, torch.stack(complete).sum(0), [slices, residual.T, certified.T])
         known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
         exchangeable = torch.zeros(self.rows, dtype=torch.int64)
         for number, rows in enumerate(groups.values()):
@@ -136,8 +139,10 @@ class FewRoundsCAFE:
             if found > len(rows) or not clear or (found > 1 and self.model.holds_records(m)):
                 continue
             rays = directions[:, :found].T, torch.zeros(found).to(error)
-            if found > 1 and (rays := extreme_rays(directions[:, :found])) is None:
-                continue
+            if found > 1:
+                rays = extreme_rays(directions[:, :found]) or _rays(directions[:, :found], self.seed)
+                if rays is None:
+                    continue
             silent[rows[found:]] = True
             for n, ray, apart in zip(rows, *rays):
                 blur = torch.stack([s.blur(ray) for s in own]).norm()
@@ -181,9 +186,8 @@ class FewRoundsCAFE:
         if self.model.double_softmax:
             return labels, joined
         for rounds, rows in groups.items():
-            usable = [t for t in rounds if complete[t]]
-            if usable and all(bool((error[m][rows].isfinite() | silent[m][rows]).all()) for m in range(len(H))):
-                by_round.setdefault(usable[-1], []).append(rows)
+            if all(bool((error[m][rows].isfinite() | silent[m][rows]).all()) for m in range(len(H))):
+                by_round.setdefault(max(rounds, key=lambda t: (int(complete[t]), t)), []).append(rows)
         for t, members in by_round.items():
             above = {k: v.double() for k, v in self._above[t].items()}
             terms, V = zip(*(self._terms(m, t, above, H[m], error[m]) for m in range(len(H))))
@@ -194,6 +198,8 @@ class FewRoundsCAFE:
                 if found is None:
                     continue
                 choice, named, residual = found
+                if len(choice) < len(rows):  # too many guesses to keep those that do not fit
+                    continue
                 for m, order in enumerate(choice.T.tolist()):
                     for values in (H[m], error[m], silent[m], *(o[m] for o in others)):
                         values[rows] = values[[rows[i] for i in order]]
@@ -227,8 +233,23 @@ class FewRoundsCAFE:
         h[~known] = self.model.representation(m, self._first)(blank).double()
         extended = torch.cat([h, torch.full_like(h[:, :1], own.scale)], 1)[known]
         V = torch.zeros(len(h), self.model.d2[m], dtype=torch.float64, device=H.device)
-        V[known] = torch.linalg.lstsq((extended @ own.basis).T, own.core).solution
-        return worker_terms(self.model, above, m, h), V
+        parts, slopes = worker_terms(self.model, above, m, h)
+        if bool(known.any()):
+            V[known], slopes = coefficients(extended @ own.basis, own.core, slopes)
+        return (parts, slopes), V
+
+
+def _rays(basis: Tensor, seed: int) -> tuple[Tensor, Tensor] | None:
+    """What :func:`extreme_rays` gives, by linear programmes with random hints; None where they do not find all."""
+    finder, rays = RayFinder(basis.cpu().numpy()), torch.zeros(0, basis.shape[1], dtype=torch.float64)
+    for hint in np.random.default_rng(seed).integers(0, 2, (HINTS, len(basis))):
+        ray = finder.near(hint.astype(float), rays.numpy())
+        if ray is not None:
+            rays = torch.cat([rays, torch.from_numpy(ray)[None]])
+        if len(rays) == basis.shape[1]:
+            found = torch.nn.functional.normalize(rays.to(basis) @ basis.T, dim=1)
+            return found, torch.full_like(found[:, 0], 1e-6)
+    return None
 
 
 def _unlike_others(H: Tensor, error: Tensor) -> Tensor:

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from ..model import Parameters, VFLModel
+from ..model import Parameters, VFLModel, full_precision
 
-JOINED = 1e-6  # squared relative misfit up to which a combination of slices explains the gradients
-MOST = 10_000_000  # combinations to try
+JOINED = 1e-6  # squared relative misfit, over all workers, up to which a combination of slices explains the gradients
+EACH = 1e-4  # the same for each worker alone
+MOST = 200_000_000  # combinations to try
 CHUNK = 1 << 15  # of them at a time
+CLEAR = 100  # another combination with one of the same slices must fit this many times worse
 
 
 def worker_terms(model: VFLModel, parameters: Parameters, m: int, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,10 +49,26 @@ def silent_terms(model: VFLModel, parameters: Parameters, above: Parameters, m: 
     parameters : Θ; above : its part from the first layer on, in float64
     """
     blank = torch.zeros(1, *model.part_shapes[m], dtype=parameters["head.bias"].dtype, device=parameters["head.bias"].device)
-    h = model.representation(m, parameters)(blank).double()
+    with full_precision():
+        h = model.representation(m, parameters)(blank).double()
     part = worker_terms(model, above, m, h)[0]
     off = model.upper(m, above)(h.new_full((1, model.d2[m]), -1e6)) @ _columns(model, above, m).T
     return torch.cat([part, off, torch.zeros_like(part)])
+
+
+def coefficients(C: Tensor, core: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """V of the slices of one batch, and their slopes, as far as the gradient determines them.
+
+    C : (f, k), coordinates of their h̃ in the span's basis; core : (k, d2), with K G̃ = basis @ core; slopes : (n, d2, classes).
+    While k - f directions of the span belong to no slice that is known, V is known only up to multiples of those
+    directions' rows of the gradient, and these are projected out of V and the slopes.
+    """
+    V = torch.linalg.lstsq(C.T, core).solution
+    if len(C) < C.shape[1]:
+        rest = torch.linalg.svd(C, full_matrices=True)[2][len(C) :]  # (k - f, k), orthogonal to all that are known
+        Q = torch.linalg.qr((rest @ core).T)[0]  # (d2, k - f)
+        V, slopes = V - (V @ Q) @ Q.T, slopes - Q @ (Q.T @ slopes)
+    return V, slopes
 
 
 def join(
@@ -62,39 +80,55 @@ def join(
     V : (c_m, d2), the gradients found for the slices; bias : (classes,), the head's. A candidate is used once, but for
     the last ``shared[m]`` of worker m, which any number of rows may use.
 
-    Returns, best fit first, the candidates (count, M), labels (count,) and relative residuals (count,), infinite where
-    no candidates are left, or None where there are more than MOST combinations or a worker has no candidate.
+    Returns, best fit first, the candidates (r, M), labels (r,) and relative residuals (r,), r at most ``count``: one for
+    each row where no more than CHUNK combinations are possible, else those that fit. The residual is infinite where a
+    worker does not fit for itself, or where slices fit another combination nearly as well. None where there are more
+    than MOST combinations, or a worker has no candidate.
     """
     lengths = [len(p) for p in parts]
     total = math.prod(lengths)
     if not 0 < total <= MOST:
         return None
+    device = bias.device
     quadratic = [s.transpose(1, 2) @ s for s in slopes]  # (c, classes, classes)
     linear = [torch.einsum("cdk,cd->ck", s, v) for s, v in zip(slopes, V)]
     constant = [v.square().sum(1) for v in V]
-    residual = torch.empty(total, dtype=torch.float64, device=bias.device)
-    labels = torch.empty(total, dtype=torch.int64, device=bias.device)
-    for numbers in torch.arange(total, device=bias.device).split(CHUNK):
+    kept = []
+    for first in range(0, total, CHUNK):
+        numbers = torch.arange(first, min(first + CHUNK, total), device=device)
         choice = torch.stack(torch.unravel_index(numbers, lengths), 1)
         p = (bias + _sum(parts, choice)).softmax(1)  # e = p - y
-        Q, L, size = _sum(quadratic, choice), _sum(linear, choice), _sum(constant, choice)
-        Qp = (Q @ p[:, :, None])[:, :, 0]
-        own = ((Qp - 2 * L) * p).sum(1) + size
-        misfit = own[:, None] - 2 * Qp + torch.diagonal(Q, dim1=1, dim2=2) + 2 * L  # (combinations, label)
-        best, labels[numbers] = misfit.min(1)
-        residual[numbers] = torch.where(size > 0, best.clamp_min(0) / size.clamp_min(1e-300), torch.inf)
-    found, left = [], []
-    private = torch.tensor([n - s for n, s in zip(lengths, shared or [0] * len(lengths))], device=bias.device)
-    for _ in range(count):
-        best = residual.argmin()
-        row = torch.stack(torch.unravel_index(best, lengths))
-        found.append(row)
-        left.append((labels[best].clone(), residual[best].clone()))
-        view = residual.view(lengths)
-        for m in (row < private).nonzero()[:, 0].tolist():
-            view.select(m, int(row[m])).fill_(torch.inf)
-        residual[best] = torch.inf
-    return torch.stack(found), torch.stack([label for label, _ in left]).cpu(), torch.stack([r for _, r in left])
+        misfit, worst = 0, 0
+        for Q, L, size, i in zip(quadratic, linear, constant, choice.T):
+            Qp = (Q[i] @ p[:, :, None])[:, :, 0]
+            own = (((Qp - 2 * L[i]) * p).sum(1) + size[i])[:, None] - 2 * Qp + torch.diagonal(Q, dim1=1, dim2=2)[i] + 2 * L[i]
+            own = own.clamp_min(0)  # (combinations, label)
+            misfit, worst = misfit + own, torch.maximum(own / size[i].clamp_min(1e-300)[:, None], torch.as_tensor(worst, dtype=p.dtype, device=device))
+        size = _sum(constant, choice)
+        best, label = (misfit / size.clamp_min(1e-300)[:, None]).min(1)
+        best = torch.where((size > 0) & (worst.gather(1, label[:, None])[:, 0] < EACH), best, torch.inf)
+        keep = best < JOINED if total > CHUNK else torch.ones_like(best, dtype=torch.bool)
+        kept.append((choice[keep], label[keep], best[keep]))
+    private = torch.tensor([n - s for n, s in zip(lengths, shared or [0] * len(lengths))], device=device)
+    return _greedy(*map(torch.cat, zip(*kept)), private, count)
+
+
+def _greedy(choice: Tensor, labels: Tensor, residual: Tensor, private: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best combination, and so on without its candidates, (r, M), (r,), (r,); see :func:`join`."""
+    order = residual.argsort(stable=True)
+    choice, labels, residual = choice[order], labels[order], residual[order]
+    own = torch.where(choice < private, choice, -1)  # shared candidates are all alike
+    open_, taken, left = torch.ones_like(labels, dtype=torch.bool), [], []
+    while len(taken) < count and bool(open_.any()):
+        best = int(open_.nonzero()[0])
+        common = ((own == own[best]) & (own[best] >= 0)).any(1)
+        rivals = common & (own != own[best]).any(1) & (residual < JOINED) & (residual < CLEAR * residual[best].clamp_min(1e-14))
+        taken.append(best)
+        left.append(torch.inf if bool(rivals.any()) else float(residual[best]))
+        open_ &= ~common
+        open_[best] = False
+    chosen = torch.tensor(taken, dtype=torch.int64, device=choice.device)
+    return choice[chosen], labels[chosen].cpu(), torch.tensor(left, dtype=residual.dtype, device=residual.device)
 
 
 def _sum(values: Sequence[Tensor], choice: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..model import VFLModel
 from .leak import Leak
 
-SAME = 1e-3  # root mean square difference up to which two slices are the same picture
+SAME = 2.5e-3  # root mean square difference up to which two slices, each certified to 1e-3, are the same picture
 
 
 @dataclass
@@ -29,11 +29,13 @@ class Picture:
     certified: list[bool]
 
     def same(self, other: Picture) -> bool:
-        """Whether two pictures of different rounds, both joined, agree in every slice that both have, and in at least one."""
-        if min(self.label, other.label) < 0 or set(self.rounds) & set(other.rounds):
+        """Whether two pictures of different rounds are of one row: joined, with the same label, and alike in every slice that is
+        certified in both, at least two unless there is only one worker."""
+        if min(self.label, other.label) < 0 or self.label != other.label or set(self.rounds) & set(other.rounds):
             return False
-        both = [m for m in range(len(self.slices)) if self.residual[m] == self.residual[m] and other.residual[m] == other.residual[m]]
-        return bool(both) and all(float((self.slices[m] - other.slices[m]).square().mean()) < SAME**2 for m in both)
+        both = [m for m in range(len(self.slices)) if self.certified[m] and other.certified[m]]
+        alike = all(float((self.slices[m] - other.slices[m]).square().mean()) < SAME**2 for m in both)
+        return len(both) >= min(2, len(self.slices)) and alike
 
     def add(self, other: Picture) -> None:
         """Take over what the other picture of the same row knows better."""
@@ -70,7 +72,8 @@ def merge(method: str, pictures: list[Picture], batches: list[list[int]], model:
     empty = Picture((), -1, [torch.zeros_like(s) for s in blank.slices], [True] * model.workers, [float("nan")] * model.workers, [False] * model.workers)
     rows = [r or empty for r in rows]
     device = blank.slices[0].device
-    unnamed = sum(r.label < 0 for r in rows)
+    unnamed, dropped = sum(r.label < 0 for r in rows), sum(row is None for row in place)
+    notes = [*notes, *[f"{dropped} pictures found no row left to belong to"] * bool(dropped)]
     notes = [*notes, *[f"{unnamed} of {len(rows)} rows could not be joined from their slices"] * bool(unnamed)]
     return Leak(
         method,
@@ -87,13 +90,12 @@ def _places(merged: list[Picture], seen: dict[int, tuple[int, ...]], whole: set[
     free: dict[tuple[int, ...], list[int]] = {}
     for row, pattern in enumerate(patterns):
         free.setdefault(pattern, []).append(row)
+    possible = [[p for p in free if set(m.rounds) <= set(p) and not (set(p) - set(m.rounds)) & whole] for m in merged]
+    claims = {p: sum(p in own and m.label >= 0 for own, m in zip(possible, merged)) for p in free}
+    unsure = [len(own) != 1 or claims[own[0]] > patterns.count(own[0]) for own in possible]
     place: list[int | None] = [None] * len(merged)
-    unsure = [True] * len(merged)
-    for i in sorted(range(len(merged)), key=lambda i: (merged[i].label < 0, -len(merged[i].rounds))):
-        own = set(merged[i].rounds)
-        possible = [p for p in free if own <= set(p) and not (set(p) - own) & whole]
-        unsure[i] = len(possible) != 1
-        open_to = sorted((p for p in possible or free if free[p] and own <= set(p)), key=len)
+    for i in sorted(range(len(merged)), key=lambda i: (unsure[i], merged[i].label < 0, -len(merged[i].rounds))):
+        open_to = sorted((p for p in possible[i] or free if free[p] and set(merged[i].rounds) <= set(p)), key=len)
         if open_to:
             place[i] = free[open_to[0]].pop()
     return place, unsure

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..model import Parameters, VFLModel
 from ..protocol import RoundView
 from .invert import invert
-from .join import JOINED, join, silent_terms, worker_terms
+from .join import JOINED, coefficients, join, silent_terms, worker_terms
 from .leak import Leak
 from .merge import Picture, merge
 from .rays import RayFinder
@@ -30,6 +30,7 @@ SHARP = 1e-4  # directions of the span that are known worse than this are left o
 QUICK = Search(starts=32, steps=50, tv=0.1)
 THOROUGH = Search(starts=48, steps=300, tv=0.02)
 FEW = 2  # rows from a quick pass below which quick passes end
+EQUATIONS = 3  # numbers that must fit for slices to be joined
 IDLE = 3  # thorough passes without a new row before the search ends
 
 
@@ -109,11 +110,15 @@ class OneRoundCAFE:
         shared = [len(p) - len(f.x) for p, f in zip(parts, found)]
         joined = join(parts, slopes, V, above["head.bias"], size, shared=shared)
         left = [set(range(len(f.x))) for f in found]
+        silent = [size - len(f.span.values) for f in found]
+        ranks = [torch.linalg.matrix_rank(s) if len(s) else s.new_zeros(0) for s in slopes]
         pictures = []
         for choice, label, misfit in zip(*(j.tolist() for j in joined)) if joined else ():
-            if not misfit < JOINED:
-                break
             own = [i if i < len(f.x) else None for i, f in zip(choice, found)]
+            equations = sum(int(r[i]) for r, i in zip(ranks, own) if i is not None)
+            if not misfit < JOINED or equations < EQUATIONS or any(i is None and s == 0 for i, s in zip(own, silent)):
+                continue
+            silent = [s - (i is None) for i, s in zip(own, silent)]
             pictures.append(_picture(t, own, found, model, view, label))
             for rest, i in zip(left, own):
                 rest.discard(i)
@@ -168,7 +173,7 @@ def _from_rays(finder: RayFinder, outside: Outside, known: Found, hints: Tensor,
         if ray is None or _apart(torch.from_numpy(ray), rays) < NEW:
             continue
         h = basis @ torch.from_numpy(ray)
-        if all(float((h - other).norm()) > NEW for other in known.tried):
+        if h[-1] > NEW * h.max() and all(float((h - other).norm()) > NEW for other in known.tried):
             known.tried.append(h)
             rays = torch.cat([rays, torch.from_numpy(ray)[None]])
     h = (rays[len(old) :] @ basis.T).to(known.span.basis)
@@ -200,20 +205,12 @@ def _apart(one: Tensor, others: Tensor) -> float:
 
 
 def _candidates(model: VFLModel, parameters: Parameters, above: Parameters, m: int, found: Found, *, silent: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """For the slices found: their part of the logits, their slopes and their V, the silent ones last.
-
-    While some directions of the span belong to no slice found, the V are known only up to multiples of those
-    directions' rows of the gradient, so these are projected out of V and the slopes.
-    """
+    """For the slices found: their part of the logits, their slopes and their V (see ``attack.join``), the silent ones last."""
     own, C = found.span, found.coordinates
     h = C @ own.basis.T  # (f, d1 + 1)
     last = h[:, -1:] / own.scale
     parts, slopes = worker_terms(model, above, m, h[:, :-1] / last)
-    V = torch.linalg.lstsq((C / last).T, own.core).solution if len(C) else h.new_zeros(0, model.d2[m])
-    if len(C) and not found.complete:
-        rest = torch.linalg.svd(C, full_matrices=True)[2][len(C) :]  # (k - f, k), orthogonal to all known
-        Q = torch.linalg.qr((rest @ own.core).T)[0]  # (d2, k - f)
-        V, slopes = V - (V @ Q) @ Q.T, slopes - Q @ (Q.T @ slopes)
+    V, slopes = coefficients(C / last, own.core, slopes) if len(C) else (h.new_zeros(0, model.d2[m]), slopes)
     if silent:
         quiet = silent_terms(model, parameters, above, m)
         parts, V = torch.cat([parts, quiet]), torch.cat([V, V.new_zeros(len(quiet), V.shape[1])])
@@ -226,7 +223,7 @@ def _picture(t: int, own: list[int | None], found: list[Found], model: VFLModel,
     return Picture(
         rounds=(t,), label=label,
         slices=[b if i is None else f.x[i] for i, f, b in zip(own, found, blank)],
-        leaks=[i is not None or not f.complete for i, f in zip(own, found)],
+        leaks=[i is not None or (label < 0 and len(f.span.values) > 0) for i, f in zip(own, found)],
         residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(own, found)],
         certified=[i is not None and label >= 0 and bool(f.certified[i]) for i, f in zip(own, found)],
     )  # fmt: skip
@@ -238,7 +235,7 @@ def _missing(t: int, size: int, found: list[Found]) -> list[str]:
     for m, f in enumerate(found):
         k = len(f.span.values)
         if k < size:
-            notes.append(f"round {t}, worker {m}: {size - k} of {size} rows leave no direction above the gradient's own rounding")
+            notes.append(f"round {t}, worker {m}: {size - k} of {size} rows leave no direction of their own above the gradient's rounding")
         if len(f.x) < k:
             notes.append(f"round {t}, worker {m}: {k - len(f.x)} of {k} directions belong to no row that was found")
     return notes

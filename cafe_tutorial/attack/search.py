@@ -43,7 +43,8 @@ class Outside:
 
     def extended(self, x: Tensor) -> Tensor:
         """h̃ of the images, (n, d1 + 1), the last entry scaled."""
-        h = self.representation(x)
+        with full_precision():
+            h = self.representation(x)
         return torch.cat([h, torch.full_like(h[:, :1], self.scale)], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
