@@ -248,3 +248,14 @@ def test_few_rounds(tmp_path):
     for wrong in (["--epochs", "0"], ["--epochs", "2", "--rounds", "3"], ["--curve", "5"]):
         assert main([*base, *wrong]) == 2
     assert main(["attack", "--epochs", "3", "--out", str(tmp_path / "o")]) == 2
+
+
+def test_one_round(tmp_path):
+    base = ["attack", "--data", "digits", "--rows", "12", "--batch-size", "3", "--method", "one-round", "--quiet", "--out", str(tmp_path / "o")]
+    assert main(base) == 0
+    found = report_of(tmp_path / "o")
+    assert (found["rounds"], found["method"], found["slices_total"]) == (1, "one-round", 12) and found["settings"] is None
+    leak = np.load(tmp_path / "o" / "leak.npz")
+    assert len(leak["recovered"]) == len(leak["row_numbers"]) == 3
+    for wrong in (["--curve", "5"], ["--epochs", "2"], ["--double-softmax"], ["--rounds", "0"], ["--data", "breast-cancer"]):
+        assert main([*base, *wrong]) == 2

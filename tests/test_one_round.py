@@ -5,6 +5,7 @@ import torch
 from conftest import image_case, smooth_images, table_case
 
 from cafe_tutorial.attack import OneRoundCAFE
+from cafe_tutorial.attack.join import join
 from cafe_tutorial.attack.merge import Picture, merge
 from cafe_tutorial.attack.one_round import find_rows
 from cafe_tutorial.attack.rays import RayFinder
@@ -140,6 +141,38 @@ def test_a_picture_that_may_belong_elsewhere_loses_its_certificate():
     """Round 1 did not give all its rows, so the picture of round 0 may be of row 4 or of row 7."""
     leak = merged([picture(0, 0.1), picture(1, 0.3, label=-1, certified=False)], [[7, 4], [4, 9]])
     assert not leak.certified.any()
+
+
+def test_twins_that_are_not_recognized_certify_nothing():
+    """Row 7 came back twice, not quite alike, so that one of both would stand for another row."""
+    leak = merged([picture(0, 0.2), picture(0, 0.1), picture(1, 0.21), picture(1, 0.3)], [[3, 7], [7, 9]])
+    assert not leak.certified.any()
+
+
+def test_rows_with_the_same_picture_certify_nothing():
+    leak = merged([picture(0, 0.1), picture(0, 0.2), picture(1, 0.1), picture(1, 0.2)], [[3, 7], [5, 7]])
+    assert not leak.certified.any() and any("no row left" in n or "joined" in n for n in leak.notes)
+
+
+def test_pictures_with_different_labels_are_not_the_same():
+    assert not picture(0, 0.1, label=0).same(picture(1, 0.1, label=1)) and picture(0, 0.1).same(picture(1, 0.1))
+    assert not picture(0, 0.1).same(picture(1, 0.1, certified=False))
+
+
+def test_each_worker_must_fit_for_itself():
+    """A worker with a small gradient is tested too: with the right slice absent, no other takes its place."""
+    g = torch.Generator().manual_seed(0)
+    classes, d2 = 4, 12
+    parts = [torch.randn(3, classes, generator=g, dtype=torch.float64), 1e-4 * torch.randn(3, classes, generator=g, dtype=torch.float64)]
+    slopes = [torch.randn(3, d2, classes, generator=g, dtype=torch.float64) * size for size in (1.0, 1e-4)]
+    labels, bias = torch.tensor([0, 1, 2]), torch.zeros(classes, dtype=torch.float64)
+    e = (parts[0] + parts[1]).softmax(1) - torch.eye(classes, dtype=torch.float64)[labels]
+    V = [torch.einsum("ndc,nc->nd", s, e) for s in slopes]
+    choice, named, misfit = join(parts, slopes, V, bias, 3)
+    assert choice[:, 0].equal(choice[:, 1]) and named.equal(labels[choice[:, 0]]) and (misfit < 1e-12).all()
+    lost = [0, 1]  # worker 1's third slice was not found
+    choice, _, misfit = join([parts[0], parts[1][lost]], [slopes[0], slopes[1][lost]], [V[0], V[1][lost]], bias, 3)
+    assert all(a == b for (a, b), m in zip(choice.tolist(), misfit.tolist()) if m < 1e-6)
 
 
 def test_rounds_without_common_rows():
