@@ -76,3 +76,14 @@ def test_score_of_a_table_and_of_small_images():
     assert "- median" in str(score(leak_of(slices, table.labels, leaks=nothing), table, split))
     with pytest.raises(ValueError, match="leak has slices"):
         score(leak_of([small.images], small.labels), small, GridPartition(1, 2))
+
+
+def test_a_leak_about_some_rows_is_compared_with_these():
+    data = smooth_images(6, 1, 8, 8)
+    split, rows = GridPartition(2, 2), torch.tensor([4, 1])
+    few = data.take(rows)
+    assert torch.equal(few.images, data.images[rows]) and torch.equal(few.take(torch.tensor([1])).row_numbers, torch.tensor([1]))
+    yes = torch.ones(2, 4, dtype=torch.bool)
+    leak = Leak("test", split.split(few.images), few.labels, yes, torch.zeros(2, 4), yes, 1, numbers=rows)
+    result = score(leak, data, split)
+    assert result.label_accuracy == 1 and (result.psnr_slice == 150).all()
