@@ -24,11 +24,13 @@ from .invert import ATTEMPTS, Attempt
 from .join import JOINED, coefficients, join, worker_terms
 from .leak import Leak
 from .rays import RayFinder
-from .search import NEAR, Outside
-from .slices import recover_slices
+from .search import FLOOR, NEAR, Outside
+from .slices import PIXEL_ERROR, recover_slices
 from .spans import Span, common, span
 
 EQUAL = 1e-3  # representations of one worker that are closer, relative to their norm, count as equal
+FINE = 3e-7  # representations that are known better, relative to their norm, are good enough for the join
+NO_IMAGE = 1e-2  # residual of a slice above which its representation is none, and forgotten
 HINTS = 64  # random ones, for the rays of a group
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 
@@ -96,6 +98,9 @@ class FewRoundsCAFE:
         )
         for m in range(self.model.workers):
             self._polish(m, member, H[m], error[m], slices[m], residual[:, m], certified[:, m])
+            error[m][residual[:, m].to(error[m].device) > NO_IMAGE] = math.inf
+            complete[m] = self._complete(m, H[m], error[m])
+            silent[m] &= (~member | complete[m]).all(1).to(silent[m].device)
         labels, joined = self._join(groups, H, error, silent, torch.stack(complete).sum(0), [slices, residual.T, certified.T])
         known, silent = torch.stack([e.isfinite() for e in error], 1), torch.stack(silent, 1)
         exchangeable = torch.zeros(self.rows, dtype=torch.int64)
@@ -154,10 +159,13 @@ class FewRoundsCAFE:
         return H, error, silent, complete
 
     def _polish(self, m: int, member: Tensor, H: Tensor, error: Tensor, x: Tensor, residual: Tensor, certified: Tensor) -> None:
-        """Fit the slices of worker m that are near but not certified to the spans themselves, and certify them by these; in place."""
+        """Fit slices of worker m to the spans themselves where h_n is not known well, and certify by these; in place.
+
+        With the slice, h_n is known better too, which the join needs.
+        """
         if self._moved or self.model.holds_records(m) or H.shape[1] < math.prod(self.model.part_shapes[m]):
             return
-        open_rows = (error.isfinite() & ~certified & (residual < NEAR)).nonzero()[:, 0]
+        open_rows = (error.isfinite() & (residual < NEAR) & (~certified | (error > FINE))).nonzero()[:, 0]
         times = member.sum(1).to(open_rows.device)
         for r in times[open_rows].unique().tolist():
             for rows in open_rows[times[open_rows] == r].split(16):
@@ -169,7 +177,10 @@ class FewRoundsCAFE:
                 extended = outside.extended(found).double()
                 unit = extended / extended.norm(dim=1, keepdim=True)
                 blur = torch.stack([torch.stack([s.blur(u) for s in spans]).square().mean().sqrt() for spans, u in zip(own, unit)]).to(x)
-                good = outside.vouched(found, rho, blur)
+                moved = (found - x[rows]).flatten(1).square().mean(1).sqrt()
+                good = certified[rows] & (rho < FLOOR) & (moved < PIXEL_ERROR)
+                new = (~certified[rows]).nonzero()[:, 0]
+                good[new] = outside.at(new).vouched(found[new], rho[new], blur[new]) if len(new) else good[new]
                 x[rows[good]], residual[rows[good]], certified[rows[good]] = found[good], rho[good], True
                 H[rows[good]] = extended[good, :-1]
                 error[rows[good]] = 5 * (rho + blur.square()).sqrt()[good].double()
