@@ -20,7 +20,8 @@ from .protocol import SCHEDULES, VerticalFL
 from .report import provenance
 
 ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
-METHODS = ("exact", "few-rounds", "one-round", "single-loop", "nested-loops")
+ITERATIVE = ("single-loop", "nested-loops")
+METHODS = ("exact", "few-rounds", "one-round", *ITERATIVE)
 EPOCHS = 4  # of few-rounds
 
 
@@ -128,7 +129,7 @@ def run_attack(options: AttackOptions) -> Outcome:
         "rounds": leak.rounds,
         "seconds": round(seconds, 2),
         **result.summary(),
-        "settings": dataclasses.asdict(settings) if options.method in ("single-loop", "nested-loops") else None,
+        "settings": dataclasses.asdict(settings) if options.method in ITERATIVE else None,
         "d2": options.d2,
         "double_softmax": options.double_softmax,
         "pretrain": options.pretrain,
@@ -146,7 +147,7 @@ def _check(options: AttackOptions) -> None:
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
     check_seed(options.seed)
-    if options.method in ("exact", "few-rounds", "one-round"):
+    if options.method not in ITERATIVE:
         for name, given in (("curve", options.curve), ("preset", options.preset), ("set", options.overrides)):
             if given:
                 raise ValueError(f"{name} is for the iterative methods (single-loop, nested-loops); method={options.method!r} has no use for it")

@@ -127,8 +127,7 @@ def picture(t, value, label=0, certified=True):
 
 
 def merged(pictures, batches):
-    _, model, _ = image_case(smooth_images(2, height=2, width=2), (1, 1), batch_size=1)
-    return merge("one-round", pictures, batches, model, [])
+    return merge("one-round", pictures, batches, [])
 
 
 def test_rounds_that_share_a_row_name_it():

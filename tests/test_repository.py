@@ -1,6 +1,7 @@
 """The notebooks as they are committed, and what the repository must not say."""
 
 import ast
+import functools
 import importlib.util
 import json
 import re
@@ -61,6 +62,7 @@ def test_no_path_of_a_machine_in_a_tracked_file():
             assert not pattern.search(text.decode()), name
 
 
+@functools.cache
 def _extension(name: str):
     """A module of the book's own Sphinx extensions."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "book" / "_ext" / f"{name}.py")

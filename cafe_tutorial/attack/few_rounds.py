@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,17 +20,16 @@ from ..model import Parameters, VFLModel
 from ..protocol import RoundView
 from .cones import extreme_rays
 from .invert import ATTEMPTS, Attempt
-from .join import JOINED, coefficients, join, worker_terms
+from .join import JOINED, blank_representation, coefficients, join, worker_terms
 from .leak import Leak
-from .rays import RayFinder
+from .rays import rays_by_chance
 from .search import FLOOR, NEAR, Outside
 from .slices import PIXEL_ERROR, recover_slices
-from .spans import Span, common, span
+from .spans import Span, balance, common, span
 
 EQUAL = 1e-3  # representations of one worker that are closer, relative to their norm, count as equal
 FINE = 3e-7  # representations that are known better, relative to their norm, are good enough for the join
 NO_IMAGE = 1e-2  # residual of a slice above which its representation is none, and forgotten
-HINTS = 64  # random ones, for the rays of a group
 MEETS = 1e-8  # a direction whose squared distances from the spans add up to less lies in all of them
 
 
@@ -69,7 +67,7 @@ class FewRoundsCAFE:
             own = self.model.of_worker(view.gradients, m)
             weight, bias = own["first.weight"], own["first.bias"]
             if len(self._scale) == m:
-                self._scale.append(float(weight.norm() / bias.norm().clamp_min(1e-30)) or 1.0)
+                self._scale.append(balance(weight, bias))
             self.spans[m].append(span(view.indices, weight, bias, scale=self._scale[m]))
         self._above.append({k: v for k, v in view.parameters.items() if k not in below})
         self.observed += 1
@@ -145,7 +143,7 @@ class FewRoundsCAFE:
                 continue
             rays = directions[:, :found].T, torch.zeros(found).to(error)
             if found > 1:
-                rays = extreme_rays(directions[:, :found]) or _rays(directions[:, :found], self.seed)
+                rays = extreme_rays(directions[:, :found]) or rays_by_chance(directions[:, :found], self.seed)
                 if rays is None:
                     continue
             silent[rows[found:]] = True
@@ -240,27 +238,13 @@ class FewRoundsCAFE:
         """For the rows of round t: what :func:`worker_terms` gives, and V (|s|, d2) from the round's gradient; zero where not known."""
         own = self.spans[m][t]
         h, known = H[own.rows].clone(), error[own.rows].isfinite()
-        blank = torch.zeros(1, *self.model.part_shapes[m], dtype=self._first["head.bias"].dtype, device=H.device)
-        h[~known] = self.model.representation(m, self._first)(blank).double()
+        h[~known] = blank_representation(self.model, self._first, m)
         extended = torch.cat([h, torch.full_like(h[:, :1], own.scale)], 1)[known]
         V = torch.zeros(len(h), self.model.d2[m], dtype=torch.float64, device=H.device)
         parts, slopes = worker_terms(self.model, above, m, h)
         if bool(known.any()):
             V[known], slopes = coefficients(extended @ own.basis, own.core, slopes)
         return (parts, slopes), V
-
-
-def _rays(basis: Tensor, seed: int) -> tuple[Tensor, Tensor] | None:
-    """What :func:`extreme_rays` gives, by linear programmes with random hints; None where they do not find all."""
-    finder, rays = RayFinder(basis.cpu().numpy()), torch.zeros(0, basis.shape[1], dtype=torch.float64)
-    for hint in np.random.default_rng(seed).integers(0, 2, (HINTS, len(basis))):
-        ray = finder.near(hint.astype(float), rays.numpy())
-        if ray is not None:
-            rays = torch.cat([rays, torch.from_numpy(ray)[None]])
-        if len(rays) == basis.shape[1]:
-            found = torch.nn.functional.normalize(rays.to(basis) @ basis.T, dim=1)
-            return found, torch.full_like(found[:, 0], 1e-6)
-    return None
 
 
 def _unlike_others(H: Tensor, error: Tensor) -> Tensor:

@@ -88,9 +88,13 @@ def gains(representation: Callable[[Tensor], Tensor], x: Tensor, *, inset: float
     ``inset`` inside [0, 1], for at a black pixel ReLUs stand at their kink and autograd's slope there is zero.
     """
     width = representation(x[:1]).shape[1]
-    chunk = max(1, 25_000_000 // (width * x[0].numel()))  # 200 MB of float64
-    both = [_extreme_singular_values(representation, part, inset) for part in x.split(chunk)]
+    both = [_extreme_singular_values(representation, part, inset) for part in x.split(jacobians_at_once(width, x[0].numel()))]
     return tuple(torch.cat(ends) for ends in zip(*both))
+
+
+def jacobians_at_once(width: int, pixels: int) -> int:
+    """How many Jacobians, (pixels, width) each, fit into 200 MB of float64."""
+    return max(1, 25_000_000 // (width * pixels))
 
 
 def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
@@ -133,8 +137,15 @@ def _relative(representation, target, x) -> Tensor:
     return (representation(x) - target).square().sum(1) / target.square().sum(1)
 
 
-def adam(objective: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, first_rate: float, last_rate: float, *, tv: float = 0.0) -> Tensor:
-    """Adam on every row's objective, as for :func:`settle`, at a rate falling along a half cosine; ``tv`` vanishes half-way."""
+def adam(
+    objective: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, first_rate: float, last_rate: float, *,
+    tv: float = 0.0, noise: float = 0.0, generator: torch.Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Adam on every row's objective, as for :func:`settle`, at a rate falling along a half cosine.
+
+    tv : total-variation weight, vanishes half-way; noise : standard deviation of what is added to the images after
+    each step, drawn by the generator, vanishes at 55 % of the steps
+    """
     x, rows = x.clone().requires_grad_(), torch.arange(len(x), device=x.device)
     optimizer = torch.optim.Adam([x], lr=first_rate)
     for i in range(steps):
@@ -146,6 +157,8 @@ def adam(objective: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, f
         (x.grad,) = torch.autograd.grad(loss, x)
         optimizer.step()
         with torch.no_grad():
+            if noise and done < 0.55:
+                x.add_(noise * (1 - done / 0.55) * torch.randn(x.shape, generator=generator).to(x))
             x.copy_(project(x))
     return x.detach()
 

@@ -42,15 +42,20 @@ def _columns(model: VFLModel, parameters: Parameters, m: int) -> Tensor:
     return parameters["head.weight"].split(widths, 1)[m]
 
 
+def blank_representation(model: VFLModel, parameters: Parameters, m: int) -> Tensor:
+    """h of worker m for a blank image, (1, d1), float64."""
+    bias = parameters["head.bias"]
+    with full_precision():
+        return model.representation(m, parameters)(bias.new_zeros(1, *model.part_shapes[m])).double()
+
+
 def silent_terms(model: VFLModel, parameters: Parameters, above: Parameters, m: int) -> Tensor:
     """What a slice of worker m without a gradient may add to the logits, (3, classes): a blank one's part, that of one whose
     first layer is off behind its ReLU, and nothing.
 
     parameters : Θ; above : its part from the first layer on, in float64
     """
-    blank = torch.zeros(1, *model.part_shapes[m], dtype=parameters["head.bias"].dtype, device=parameters["head.bias"].device)
-    with full_precision():
-        h = model.representation(m, parameters)(blank).double()
+    h = blank_representation(model, parameters, m)
     part = worker_terms(model, above, m, h)[0]
     off = model.upper(m, above)(h.new_full((1, model.d2[m]), -1e6)) @ _columns(model, above, m).T
     return torch.cat([part, off, torch.zeros_like(part)])
@@ -97,16 +102,12 @@ def join(
     for first in range(0, total, CHUNK):
         numbers = torch.arange(first, min(first + CHUNK, total), device=device)
         choice = torch.stack(torch.unravel_index(numbers, lengths), 1)
-        p = (bias + _sum(parts, choice)).softmax(1)  # e = p - y
-        misfit, worst = 0, 0
-        for Q, L, size, i in zip(quadratic, linear, constant, choice.T):
-            Qp = (Q[i] @ p[:, :, None])[:, :, 0]
-            own = (((Qp - 2 * L[i]) * p).sum(1) + size[i])[:, None] - 2 * Qp + torch.diagonal(Q, dim1=1, dim2=2)[i] + 2 * L[i]
-            own = own.clamp_min(0)  # (combinations, label)
-            misfit, worst = misfit + own, torch.maximum(own / size[i].clamp_min(1e-300)[:, None], torch.as_tensor(worst, dtype=p.dtype, device=device))
-        size = _sum(constant, choice)
-        best, label = (misfit / size.clamp_min(1e-300)[:, None]).min(1)
-        best = torch.where((size > 0) & (worst.gather(1, label[:, None])[:, 0] < EACH), best, torch.inf)
+        p = (bias + sum(part[i] for part, i in zip(parts, choice.T))).softmax(1)
+        misfits = torch.stack([_misfit(p, Q[i], L[i], size[i]) for Q, L, size, i in zip(quadratic, linear, constant, choice.T)])
+        sizes = torch.stack([size[i] for size, i in zip(constant, choice.T)])  # (M, combinations)
+        worst = (misfits / sizes.clamp_min(1e-300)[:, :, None]).max(0).values
+        best, label = (misfits.sum(0) / sizes.sum(0).clamp_min(1e-300)[:, None]).min(1)
+        best = torch.where((sizes.sum(0) > 0) & (worst.gather(1, label[:, None])[:, 0] < EACH), best, torch.inf)
         keep = best < JOINED if total > CHUNK else torch.ones_like(best, dtype=torch.bool)
         kept.append((choice[keep], label[keep], best[keep]))
     private = torch.tensor([n - s for n, s in zip(lengths, shared or [0] * len(lengths))], device=device)
@@ -131,6 +132,8 @@ def _greedy(choice: Tensor, labels: Tensor, residual: Tensor, private: Tensor, c
     return choice[chosen], labels[chosen].cpu(), torch.tensor(left, dtype=residual.dtype, device=residual.device)
 
 
-def _sum(values: Sequence[Tensor], choice: Tensor) -> Tensor:
-    """The workers' values (c_m, …) of each combination (n, M), added up."""
-    return sum(v[i] for v, i in zip(values, choice.T))
+def _misfit(p: Tensor, Q: Tensor, L: Tensor, size: Tensor) -> Tensor:
+    """‖S e - v‖² of one worker for e = p - y and every label y, (n, classes): p and L = Sᵀ v (n, classes), Q = Sᵀ S, size = ‖v‖²."""
+    Qp = (Q @ p[:, :, None])[:, :, 0]
+    own = (((Qp - 2 * L) * p).sum(1) + size)[:, None] - 2 * Qp + torch.diagonal(Q, dim1=1, dim2=2) + 2 * L
+    return own.clamp_min(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +41,5 @@ class Leak:
 
     def to(self, device: torch.device | str) -> Leak:
         """The same leak with its tensors on another device."""
-        return Leak(
-            self.method, [s.to(device) for s in self.slices], self.labels.to(device), self.leaks.to(device),
-            self.residual.to(device), self.certified.to(device), self.rounds, list(self.notes), self.exchangeable, self.numbers,
-        )  # fmt: skip
+        moved = {name: getattr(self, name).to(device) for name in ("labels", "leaks", "residual", "certified")}
+        return replace(self, slices=[s.to(device) for s in self.slices], notes=list(self.notes), **moved)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..model import VFLModel
 from .leak import Leak
 
 SAME = 2.5e-3  # root mean square difference up to which two slices, each certified to 1e-3, are the same picture
@@ -46,7 +45,7 @@ class Picture:
             self.leaks[m] = self.leaks[m] or other.leaks[m]
 
 
-def merge(method: str, pictures: list[Picture], batches: list[list[int]], model: VFLModel, notes: list[str]) -> Leak:
+def merge(method: str, pictures: list[Picture], batches: list[list[int]], notes: list[str]) -> Leak:
     """One leak over all rows that occur in the rounds' batches.
 
     Pictures of different rounds that are the same become one. A picture that was found in the rounds t belongs to a row
@@ -69,7 +68,8 @@ def merge(method: str, pictures: list[Picture], batches: list[list[int]], model:
             picture.certified = [c and not doubt for c in picture.certified]
             rows[row] = picture
     blank = merged[0]
-    empty = Picture((), -1, [torch.zeros_like(s) for s in blank.slices], [True] * model.workers, [float("nan")] * model.workers, [False] * model.workers)
+    workers = len(blank.slices)
+    empty = Picture((), -1, [torch.zeros_like(s) for s in blank.slices], [True] * workers, [float("nan")] * workers, [False] * workers)
     rows = [r or empty for r in rows]
     device = blank.slices[0].device
     unnamed, dropped = sum(r.label < 0 for r in rows), sum(row is None for row in place)
@@ -77,7 +77,7 @@ def merge(method: str, pictures: list[Picture], batches: list[list[int]], model:
     notes = [*notes, *[f"{unnamed} of {len(rows)} rows could not be joined from their slices"] * bool(unnamed)]
     return Leak(
         method,
-        [torch.stack([r.slices[m] for r in rows]) for m in range(model.workers)],
+        [torch.stack([r.slices[m] for r in rows]) for m in range(workers)],
         torch.tensor([r.label for r in rows], device=device),
         *(torch.tensor([getattr(r, name) for r in rows], device=device) for name in ("leaks", "residual", "certified")),
         len(batches), notes, exchangeable=torch.tensor([patterns[p] for p in seen.values()]), numbers=torch.tensor(numbers),

@@ -22,7 +22,7 @@ from .leak import Leak
 from .merge import Picture, merge
 from .rays import RayFinder
 from .search import NEAR, Outside, Search, seek
-from .spans import Span, span
+from .spans import Span, balance, span
 
 FOUND = 1e-8  # ρ above this is no row
 NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the span of those found before
@@ -99,7 +99,7 @@ class OneRoundCAFE:
                     bar.update()
                 pictures += self._join(t, view, found)
                 notes += _missing(t, len(view.indices), found)
-        return merge(self.method, pictures, [v.indices.tolist() for v in self.views], self.model, notes)
+        return merge(self.method, pictures, [v.indices.tolist() for v in self.views], notes)
 
     def _join(self, t: int, view: RoundView, found: list[Found]) -> list[Picture]:
         """The rows of round t: first those that the gradients confirm, then the slices left over, in no particular order."""
@@ -133,7 +133,7 @@ def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Fou
     """Worker m's slices of one batch, from its gradient in that round."""
     own = model.of_worker(view.gradients, m)
     weight, bias, like = own["first.weight"], own["first.bias"], view.parameters["head.bias"]
-    round_span = span(view.indices, weight, bias, scale=float(weight.double().norm() / bias.double().norm().clamp_min(1e-30)) or 1.0)
+    round_span = span(view.indices, weight, bias, scale=balance(weight, bias))
     representation, shape = model.representation(m, view.parameters), model.part_shapes[m]
     outside = Outside(representation, [round_span.basis.to(like)], round_span.scale)
     k = len(round_span.values)
@@ -186,7 +186,6 @@ def _add(known: Found, outside: Outside, x: Tensor) -> int:
     before = len(known.x)
     if not len(x):
         return 0
-
     x, rho = outside.polish(x[outside.relative(x) < NEAR])
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
     for i in rho.argsort().tolist():

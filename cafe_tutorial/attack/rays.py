@@ -9,10 +9,14 @@ sum of the entries of Y a, each weighted by the inverse of what it is for the pi
 from __future__ import annotations
 
 import numpy as np
+import torch
 from scipy.optimize import linprog
+from torch import Tensor
 
 ADDED = 0.01  # to an entry, relative to the largest, before its inverse is the weight
 TIGHT = 1e-5  # an entry below this share of the largest counts as zero
+HINTS = 64  # random ones, for a whole cone
+ERROR = 1e-6  # of a ray, as far as a programme's tolerance goes
 PROGRAMMES = 3  # at most, each weighted by what the one before gave
 
 
@@ -53,3 +57,16 @@ class RayFinder:
             if (entries < TIGHT * entries.max()).sum() > self.zeros:
                 return found.x / np.linalg.norm(found.x)
         return None
+
+
+def rays_by_chance(basis: Tensor, seed: int) -> tuple[Tensor, Tensor] | None:
+    """What :func:`~cafe_tutorial.attack.cones.extreme_rays` gives, by programmes with random hints; None where they do not find all."""
+    finder, rays = RayFinder(basis.cpu().numpy()), torch.zeros(0, basis.shape[1], dtype=torch.float64)
+    for hint in np.random.default_rng(seed).integers(0, 2, (HINTS, len(basis))):
+        ray = finder.near(hint.astype(float), rays.numpy())
+        if ray is not None:
+            rays = torch.cat([rays, torch.from_numpy(ray)[None]])
+        if len(rays) == basis.shape[1]:
+            found = torch.nn.functional.normalize(rays.to(basis) @ basis.T, dim=1)
+            return found, torch.full_like(found[:, 0], ERROR)
+    return None

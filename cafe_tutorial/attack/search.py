@@ -6,7 +6,6 @@ so ρ(x) = ‖P h̃(x)‖² / ‖h̃(x)‖² is an objective that the server can
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ..model import full_precision
-from .invert import adam, gains, project, settle, start
+from .invert import adam, gains, jacobians_at_once, settle, start
 from .slices import PIXEL_ERROR
-from .step3 import total_variation
 
 NEAR = 1e-4  # ρ below which polishing is worthwhile
 STUCK = 1e-12  # ρ above which an image is polished once more
@@ -86,7 +84,7 @@ class Outside:
         pixels = x[0].numel()
         error = (rho.sqrt() + limit.sqrt()) * (len(self.bases) * self.extended(x).square().sum(1)).sqrt()
         numbers = passed.nonzero()[:, 0]
-        for rows in numbers.split(max(1, 25_000_000 // (len(self.bases) * self.bases[0].shape[-2] * pixels))) if len(numbers) else ():
+        for rows in numbers.split(jacobians_at_once(len(self.bases) * self.bases[0].shape[-2], pixels)) if len(numbers) else ():
             least, _ = gains(self.at(rows), x[rows])
             passed[rows] = error[rows] <= PIXEL_ERROR * least * pixels**0.5
         return passed
@@ -123,23 +121,13 @@ def seek(outside: Outside, known: Tensor, shape: tuple[int, ...], search: Search
         directions = torch.linalg.qr(known.T)[0].cpu()
         w = w - (w @ directions) @ directions.T
     w = torch.nn.functional.normalize(w, dim=1).to(U)
-    x = start("smooth", search.starts, shape, generator).to(U).requires_grad_()
-    optimizer = torch.optim.Adam([x], lr=search.rate)
-    for i in range(search.steps):
-        done = i / search.steps
-        optimizer.param_groups[0]["lr"] = search.rate * 0.5 * (1 + math.cos(math.pi * done))
-        with full_precision():
-            h = outside.extended(x)
-            inside = h @ U
-            misses = (h - inside @ U.T).square().sum(1)
-            loss = (misses + TINY).log().sum() - ((inside * w).sum(1).square() + TINY).log().sum()
-            if done < 0.5:
-                loss = loss + search.tv * (1 - 2 * done) * total_variation(x).sum() / x.shape[1]
-            (x.grad,) = torch.autograd.grad(loss, x)
-        optimizer.step()
-        with torch.no_grad():
-            noise = search.noise * max(0.0, 1 - done / 0.55)
-            if noise:
-                x.add_(noise * torch.randn(x.shape, generator=generator).to(x))
-            x.copy_(project(x))
-    return x.detach()
+
+    def objective(x, rows):
+        h = outside.extended(x)
+        inside = h @ U
+        misses = (h - inside @ U.T).square().sum(1)
+        return (misses + TINY).log() - ((inside * w[rows]).sum(1).square() + TINY).log()
+
+    x = start("smooth", search.starts, shape, generator).to(U)
+    with full_precision():
+        return adam(objective, x, search.steps, search.rate, 0.0, tv=search.tv, noise=search.noise, generator=generator)

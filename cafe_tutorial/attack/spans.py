@@ -44,6 +44,11 @@ class Span:
         return self.noise * len(self.basis) ** 0.5 * coefficients.norm(dim=-1)
 
 
+def balance(weight: Tensor, bias: Tensor) -> float:
+    """The scale with which the last row weighs as much as the others together; 1 where either gradient is zero."""
+    return float(weight.double().norm() / bias.double().norm().clamp_min(1e-30)) or 1.0
+
+
 def span(rows: Tensor, weight: Tensor, bias: Tensor, *, scale: float) -> Span:
     """The span of one round.
 
