@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     from .attack import PRESETS
     from .data import BUILT_IN, DOWNLOADED
     from .protocol import SCHEDULES
-    from .run import METHODS
+    from .run import METHODS, TRAINED
 
     top = argparse.ArgumentParser(
         prog="cafe-tutorial", description="CAFE: how a server recovers private rows in vertical federated learning.",
@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     proto.add_argument("--schedule", choices=SCHEDULES, help="random K-subsets, shuffled epochs, or fixed batches (default: random; epochs for few-rounds)")
     proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
     proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
+    proto.add_argument("--train", choices=TRAINED, default="all", help="which layers --learning-rate trains: all, or above: the first layers and what is above them (default: all)")
     how = a.add_argument_group("the attack")
     how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span")
     how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")

@@ -23,6 +23,7 @@ ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
 ITERATIVE = ("single-loop", "nested-loops")
 METHODS = ("exact", "few-rounds", "one-round", *ITERATIVE)
 EPOCHS = 4  # of few-rounds
+TRAINED = ("all", "above")
 
 
 @dataclass
@@ -44,6 +45,7 @@ class AttackOptions:
     double_softmax: bool = False
     pretrain: int = 0
     learning_rate: float = 0.0
+    train: str = "all"
     curve: int = 0
     device: str = "auto"
     seed: int = 0
@@ -95,7 +97,7 @@ def run_attack(options: AttackOptions) -> Outcome:
     trained = {}
     if options.pretrain:
         trained = _pretrain(options, model, parts, data, batch_size, device)
-    optimizer = (lambda p: torch.optim.Adam(p, lr=options.learning_rate)) if options.learning_rate else None
+    optimizer = _optimizer(options, model) if options.learning_rate else None
     vfl = VerticalFL(
         model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=optimizer,
         seed=options.seed, device=device,
@@ -135,6 +137,7 @@ def run_attack(options: AttackOptions) -> Outcome:
         "pretrain": options.pretrain,
         **trained,
         "learning_rate": options.learning_rate,
+        "train": options.train,
         "notes": leak.notes,
         "curve": curve,
         **provenance(device, options.seed),
@@ -155,7 +158,7 @@ def _check(options: AttackOptions) -> None:
         raise ValueError(f"epochs={options.epochs} is for method='few-rounds', in place of rounds; got method={options.method!r}, rounds={options.rounds}")
     if not 0 <= options.learning_rate < 10:
         raise ValueError(f"learning_rate={options.learning_rate} must be from 0 (Θ fixed) to below 10")
-    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, (*SCHEDULES, None))):
+    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, (*SCHEDULES, None)), ("train", options.train, TRAINED)):
         if value not in known:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
     if options.preset is not None and options.preset not in PRESETS:
@@ -215,6 +218,12 @@ def _pretrain(options, model, parts, data, batch_size, device) -> dict:
     if not math.isfinite(loss):
         raise ValueError(f"pretrain={options.pretrain}: training diverged, the loss is {loss}")
     return {"pretrain_loss": loss, "pretrain_accuracy": accuracy}
+
+
+def _optimizer(options: AttackOptions, model: VFLModel):
+    """Adam on all weights, or on those of the first layers and above."""
+    chosen = [i for i, name in enumerate(model.parameters) if options.train == "all" or ".representation." not in name]
+    return lambda weights: torch.optim.Adam([weights[i] for i in chosen], lr=options.learning_rate)
 
 
 def _refuse_hopeless(options: AttackOptions, rows: int, batch_size: int) -> None:

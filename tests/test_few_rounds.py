@@ -9,6 +9,7 @@ from cafe_tutorial.attack.join import join, worker_terms
 from cafe_tutorial.attack.spans import common, span
 from cafe_tutorial.data import load_images
 from cafe_tutorial.metrics import score
+from cafe_tutorial.run import AttackOptions, run_attack
 
 SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
 
@@ -149,7 +150,8 @@ def test_h_is_known_as_well_as_predicted(digits):
     attack = watched(model, vfl, 20)
     _, true = true_gradients(vfl)
     for m in range(4):
-        H, error, *_ = attack._representations(m, attack.memberships(), attack._member())
+        pool = attack._pool(m, attack.memberships(), attack._member())
+        H, error = pool.H[:12], pool.error[:12]
         known = error.isfinite()
         off = (H - true[m]).norm(dim=1) / true[m].norm(dim=1)
         assert known.sum() >= 8 and (off[known] < 5 * error[known]).all()
@@ -233,3 +235,11 @@ def test_wide_tables_come_back():
     for m in range(2):
         sure = leak.certified[:, m]
         assert sure.double().mean() > 0.7 and (leak.slices[m] - parts[m])[sure].norm() < 1e-5 * parts[m][sure].norm()
+
+
+def test_the_command_line_trains_what_it_is_told_to():
+    common = {"data": "digits", "rows": 12, "batch_size": 3, "method": "few-rounds", "learning_rate": 1e-3, "progress": False}
+    above, everything = (run_attack(AttackOptions(**common, train=which)) for which in ("above", "all"))
+    assert above.leak.certified.any() and not everything.leak.certified.any()
+    with pytest.raises(ValueError, match="train='below' must be one of all, above"):
+        run_attack(AttackOptions(**common, train="below"))

@@ -98,19 +98,24 @@ def jacobians_at_once(width: int, pixels: int) -> int:
 
 
 def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
-    at = (x.clamp(inset, 1 - inset) if x.dim() == 4 else x).detach().requires_grad_()
+    J = jacobian(representation, x.clamp(inset, 1 - inset) if x.dim() == 4 else x)
+    values = torch.linalg.eigvalsh(J @ J.transpose(1, 2)).clamp_min(0).sqrt().to(x)
+    return values[:, 0], values[:, -1]
+
+
+def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, a column of D numbers a pixel."""
+    at = x.detach().requires_grad_()
     columns = []
     with full_precision():
-        out = representation(at)
+        out = function(at)
         weights = torch.zeros_like(out, requires_grad=True)
         (pulled,) = torch.autograd.grad(out, at, weights, create_graph=True)  # Jᵀ w, linear in w
         for pixel in range(x[0].numel()):
             unit = torch.zeros_like(x).flatten(1)
             unit[:, pixel] = 1
-            columns.append(torch.autograd.grad(pulled, weights, unit.view_as(x), retain_graph=True)[0])  # J e, (n, d1)
-    J = torch.stack(columns, 1).double()  # (n, pixels, d1)
-    values = torch.linalg.eigvalsh(J @ J.transpose(1, 2)).clamp_min(0).sqrt().to(x)
-    return values[:, 0], values[:, -1]
+            columns.append(torch.autograd.grad(pulled, weights, unit.view_as(x), retain_graph=True)[0])  # J e, (n, D)
+    return torch.stack(columns, 1).double()
 
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from ..model import Parameters, VFLModel, full_precision
 
 JOINED = 1e-6  # squared relative misfit, over all workers, up to which a combination of slices explains the gradients
 EACH = 1e-4  # the same for each worker alone
-MOST = 200_000_000  # combinations to try
+MOST = 10_000_000  # combinations to try
 CHUNK = 1 << 15  # of them at a time
 CLEAR = 100  # another combination with one of the same slices must fit this many times worse
 
@@ -111,19 +111,26 @@ def join(
         keep = best < JOINED if total > CHUNK else torch.ones_like(best, dtype=torch.bool)
         kept.append((choice[keep], label[keep], best[keep]))
     private = torch.tensor([n - s for n, s in zip(lengths, shared or [0] * len(lengths))], device=device)
-    return _greedy(*map(torch.cat, zip(*kept)), private, count)
+    choice, labels, residual = map(torch.cat, zip(*kept))
+    return greedy(choice, labels, residual, torch.where(choice < private, choice, -1), count)
 
 
-def _greedy(choice: Tensor, labels: Tensor, residual: Tensor, private: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best combination, and so on without its candidates, (r, M), (r,), (r,); see :func:`join`."""
+def greedy(choice: Tensor, labels: Tensor, residual: Tensor, own: Tensor, count: int, *, holes: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The best combination, and so on without its candidates, (r, M), (r,), (r,); see :func:`join`.
+
+    own : (n, M), the candidates that only one row may use, -1 for others; holes : whether -1 means a slice that was not
+    looked for, so that combinations with more slices come first and a hole contradicts nothing
+    """
     order = residual.argsort(stable=True)
-    choice, labels, residual = choice[order], labels[order], residual[order]
-    own = torch.where(choice < private, choice, -1)  # shared candidates are all alike
+    if holes:
+        order = order[(own[order] < 0).sum(1).argsort(stable=True)]
+    choice, labels, residual, own = choice[order], labels[order], residual[order], own[order]
     open_, taken, left = torch.ones_like(labels, dtype=torch.bool), [], []
     while len(taken) < count and bool(open_.any()):
         best = int(open_.nonzero()[0])
         common = ((own == own[best]) & (own[best] >= 0)).any(1)
-        rivals = common & (own != own[best]).any(1) & (residual < JOINED) & (residual < CLEAR * residual[best].clamp_min(1e-14))
+        differs = (own != own[best]) & ~(((own < 0) | (own[best] < 0)) & holes)
+        rivals = common & differs.any(1) & (residual < JOINED) & (residual < CLEAR * residual[best].clamp_min(1e-14))
         taken.append(best)
         left.append(torch.inf if bool(rivals.any()) else float(residual[best]))
         open_ &= ~common

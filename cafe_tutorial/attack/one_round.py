@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from ..model import Parameters, VFLModel
 from ..protocol import RoundView
+from .grow import grow
 from .invert import invert
 from .join import JOINED, coefficients, join, silent_terms, worker_terms
 from .leak import Leak
@@ -112,21 +113,29 @@ class OneRoundCAFE:
         left = [set(range(len(f.x))) for f in found]
         silent = [size - len(f.span.values) for f in found]
         ranks = [torch.linalg.matrix_rank(s) if len(s) else s.new_zeros(0) for s in slopes]
-        pictures = []
+        rows: list[tuple[list[int | None], int]] = []
         for choice, label, misfit in zip(*(j.tolist() for j in joined)) if joined else ():
             own = [i if i < len(f.x) else None for i, f in zip(choice, found)]
             equations = sum(int(r[i]) for r, i in zip(ranks, own) if i is not None)
-            if not misfit < JOINED or equations < EQUATIONS or any(i is None and s == 0 for i, s in zip(own, silent)):
-                continue
-            silent = [s - (i is None) for i, s in zip(own, silent)]
-            pictures.append(_picture(t, own, found, model, view, label))
-            for rest, i in zip(left, own):
-                rest.discard(i)
-        queues = [sorted(rest) for rest in left]
-        for row in range(size - len(pictures)):
-            own = [q[row] if row < len(q) else None for q in queues]
-            pictures.append(_picture(t, own, found, model, view, -1))
-        return pictures
+            if misfit < JOINED and equations >= EQUATIONS and all(i is not None or s > 0 for i, s in zip(own, silent)):
+                silent = [s - (i is None) for i, s in zip(own, silent)]
+                rows.append((own, label))
+        left = [sorted(rest.difference(own[m] for own, _ in rows)) for m, rest in enumerate(left)]
+        rows += self._grown(size - len(rows), left, slopes, V, [s > 0 or not f.complete for s, f in zip(silent, found)])
+        left = [[i for i in rest if all(own[m] != i for own, _ in rows)] for m, rest in enumerate(left)]
+        for row in range(size - len(rows)):
+            rows.append(([rest[row] if row < len(rest) else None for rest in left], -1))
+        return [_picture(t, own, found, model, view, label) for own, label in rows]
+
+    @staticmethod
+    def _grown(count: int, left: list[list[int]], slopes, V, absent: list[bool]) -> list[tuple[list[int | None], int]]:
+        """Rows among the slices left over, with what else is known of them, by :func:`~cafe_tutorial.attack.grow.grow`."""
+        choice, labels, misfit = grow([s[own] for s, own in zip(slopes, left)], [v[own] for v, own in zip(V, left)], absent, count)
+        return [
+            ([own[i] if i >= 0 else None for i, own in zip(chosen, left)], label)
+            for chosen, label, miss in zip(choice.tolist(), labels.tolist(), misfit.tolist())
+            if miss < float("inf")
+        ]
 
 
 def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Found:
@@ -153,7 +162,8 @@ def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Fou
         gained = _add(known, outside, seek(outside, known.coordinates, shape, THOROUGH, generator))
         idle = 0 if gained else idle + 1
     if len(known.x):
-        known.certified = outside.vouched(known.x, known.residual, known.span.blur(known.coordinates @ known.span.basis.T).to(like))
+        blur = known.span.blur(known.coordinates @ known.span.basis.T).to(like)
+        known.certified = outside.vouched(known.x, known.residual, blur, known.x)
     return known
 
 
@@ -222,7 +232,7 @@ def _picture(t: int, own: list[int | None], found: list[Found], model: VFLModel,
     return Picture(
         rounds=(t,), label=label,
         slices=[b if i is None else f.x[i] for i, f, b in zip(own, found, blank)],
-        leaks=[i is not None or (label < 0 and len(f.span.values) > 0) for i, f in zip(own, found)],
+        leaks=[i is not None or not ((label >= 0 and f.complete) or len(f.span.values) == 0) for i, f in zip(own, found)],
         residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(own, found)],
         certified=[i is not None and label >= 0 and bool(f.certified[i]) for i, f in zip(own, found)],
     )  # fmt: skip

@@ -59,14 +59,15 @@ class RayFinder:
         return None
 
 
-def rays_by_chance(basis: Tensor, seed: int) -> tuple[Tensor, Tensor] | None:
-    """What :func:`~cafe_tutorial.attack.cones.extreme_rays` gives, by programmes with random hints; None where they do not find all."""
-    finder, rays = RayFinder(basis.cpu().numpy()), torch.zeros(0, basis.shape[1], dtype=torch.float64)
+def rays_by_chance(basis: Tensor, seed: int, known: Tensor) -> tuple[Tensor, Tensor]:
+    """More rays like those of :func:`~cafe_tutorial.attack.cones.extreme_rays`, by programmes with random hints, as many as they find.
+
+    basis : (d1 + 1, c), orthonormal; known : (f, d1 + 1), rays that need not be found
+    """
+    finder, rays = RayFinder(basis.cpu().numpy()), torch.nn.functional.normalize(known @ basis, dim=1).cpu()
     for hint in np.random.default_rng(seed).integers(0, 2, (HINTS, len(basis))):
-        ray = finder.near(hint.astype(float), rays.numpy())
+        ray = finder.near(hint.astype(float), rays.numpy()) if len(rays) < basis.shape[1] else None
         if ray is not None:
             rays = torch.cat([rays, torch.from_numpy(ray)[None]])
-        if len(rays) == basis.shape[1]:
-            found = torch.nn.functional.normalize(rays.to(basis) @ basis.T, dim=1)
-            return found, torch.full_like(found[:, 0], ERROR)
-    return None
+    found = torch.nn.functional.normalize(rays[len(known) :].to(basis) @ basis.T, dim=1)
+    return found, torch.full_like(found[:, 0], ERROR)

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..model import full_precision
 from .invert import adam, gains, jacobians_at_once, settle, start
+from .newton import gauss_newton
 from .slices import PIXEL_ERROR
 
 NEAR = 1e-4  # ρ below which polishing is worthwhile
-STUCK = 1e-12  # ρ above which an image is polished once more
+STUCK = 1e-12  # ρ above which an image is polished further
 FLOOR = 1e-11  # no ρ below this is doubted for its size
 CEILING = 1e-9  # and none above this is certified
 TINY = 1e-20  # keeps the logarithm of an exact fit finite
@@ -55,29 +56,33 @@ class Outside:
         return sum(_outside(h, U).square().sum(1) for U in self.bases) / (len(self.bases) * h.square().sum(1))
 
     def polish(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Minimize ρ near x, and once more where it is stuck above float32's floor: x (n, …) and ρ (n,)."""
-
-        def objective(x, rows):
-            return self.at(rows).relative(x)
-
-        with full_precision():
-            x, rho = settle(objective, x)
-            stuck = ((rho > STUCK) & (rho < NEAR)).nonzero()[:, 0]
+        """Minimize ρ near x: gradient steps, then Gauss-Newton where they are stuck; x (n, …) and ρ (n,)."""
+        x, rho = self._settled(x)
+        stuck = ((rho > STUCK) & (rho < NEAR)).nonzero()[:, 0]
+        for again in (False, True):
+            own, start = self.at(stuck), x[stuck]
+            if again and len(stuck):
+                with full_precision():
+                    start = adam(lambda x, _, own=own: own.relative(x), start, 300, 0.02, 0.0)
+                start, _ = own._settled(start)
             if len(stuck):
-                own = self.at(stuck)
-                again, less = settle(
-                    lambda x, rows: own.at(rows).relative(x), adam(lambda x, _: own.relative(x), x[stuck], 300, 0.02, 0.0)
-                )
+                found, less = gauss_newton(own, start, own.relative(start))
                 better = less < rho[stuck]
-                x[stuck[better]], rho[stuck[better]] = again[better], less[better]
+                x[stuck[better]], rho[stuck[better]] = found[better], less[better]
+                stuck = stuck[rho[stuck] > STUCK]
         return x, rho
 
-    def vouched(self, x: Tensor, rho: Tensor, blur: Tensor) -> Tensor:
+    def _settled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with full_precision():
+            return settle(lambda x, rows: self.at(rows).relative(x), x)
+
+    def vouched(self, x: Tensor, rho: Tensor, blur: Tensor, others: Tensor) -> Tensor:
         """Which images the spans tell from their neighbours well enough for 60 dB, (n,).
 
-        rho : ρ(x); blur : (n,), the expected distance of h̃(x) from the spans, root mean square over them. An image is off
-        by both over the smallest singular value of the Jacobian of P h̃: it is zero where another image near by has its h̃
-        in the spans as well. What is far away is not looked at.
+        rho : ρ(x); blur : (n,), the expected distance of h̃(x) from the spans, root mean square over them; others : (f, …), images
+        in the same spans. An image is off by both over the smallest singular value of the Jacobian of P h̃: it is zero where
+        another image near by has its h̃ in the spans as well. At the edge of [0, 1], where h has kinks, that Jacobian does not
+        speak for all directions, so the directions of the other images are tried. What else is far away is not looked at.
         """
         limit = (25 * blur.square()).clamp_min(FLOOR)
         passed = (rho <= limit) & (limit <= CEILING)
@@ -86,8 +91,19 @@ class Outside:
         numbers = passed.nonzero()[:, 0]
         for rows in numbers.split(jacobians_at_once(len(self.bases) * self.bases[0].shape[-2], pixels)) if len(numbers) else ():
             least, _ = gains(self.at(rows), x[rows])
-            passed[rows] = error[rows] <= PIXEL_ERROR * least * pixels**0.5
+            passed[rows] = (error[rows] <= PIXEL_ERROR * least * pixels**0.5) & ~self.at(rows).blended(x[rows], others, limit[rows])
         return passed
+
+    def blended(self, x: Tensor, others: Tensor, limit: Tensor) -> Tensor:
+        """Which images stay within ρ ≤ limit when they move a little towards one of the others, (n,): neither of both is singled out."""
+        stays = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for other in others:
+            d = other - x
+            length = d.flatten(1).square().mean(1).sqrt()
+            step = (2 * PIXEL_ERROR / length.clamp_min(1e-12)).clamp_max(0.5)
+            moved = x + step.view(-1, *[1] * (x.dim() - 1)) * d
+            stays |= (length > PIXEL_ERROR / 10) & (self.relative(moved) <= limit)
+        return stays
 
 
 def _outside(h: Tensor, U: Tensor) -> Tensor:
