@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 PSNR_CAP = 150.0  # dB; an exact image would be infinite
+CERTIFIED_FIRST = 1e6  # more than any other slice, certified ones decide which row a leak's row is
 
 
 def psnr(recovered: Tensor, true: Tensor) -> Tensor:
@@ -125,14 +126,16 @@ def facing(leak, data, split):
 
 
 def _best_exchange(leak, true: list[Tensor]):
-    """The leak with its exchangeable rows matched to the true ones by their squared error over all workers."""
+    """The leak with its exchangeable rows matched to the true ones by their squared error over all workers, certified slices first:
+    one that was not found says nothing about which row it is."""
     from scipy.optimize import linear_sum_assignment
 
     order = torch.arange(len(leak.labels))
     for number in (leak.exchangeable.bincount() > 1).nonzero()[:, 0]:
         rows = (leak.exchangeable == number).nonzero()[:, 0]
-        pairs = zip(leak.slices, true)
-        cost = sum(torch.cdist(t[rows].double().flatten(1), s[rows].double().flatten(1)).square() for s, t in pairs)
+        weights = 1 + CERTIFIED_FIRST * leak.certified[rows].double()  # (n, M)
+        pairs = zip(leak.slices, true, weights.T)
+        cost = sum(torch.cdist(t[rows].double().flatten(1), s[rows].double().flatten(1)).square() * w for s, t, w in pairs)
         order[rows] = rows[torch.from_numpy(linear_sum_assignment(cost.numpy())[1])]
     moved = ("labels", "leaks", "residual", "certified")
     return replace(leak, slices=[s[order] for s in leak.slices], **{name: getattr(leak, name)[order] for name in moved})

@@ -162,10 +162,9 @@ class FewRoundsCAFE:
                 widest = max(len(s.values) for spans in own for s in spans)
                 bases = [torch.stack([F.pad(spans[i].basis, (0, widest - len(spans[i].values))) for spans in own]).to(x) for i in range(r)]
                 outside = Outside(self.model.representation(m, self._first), bases, own[0][0].scale)
-                found, rho = outside.polish(x[rows])
+                found, rho = outside.polish(x[rows], _blur(own, outside.extended(x[rows]).double()).to(x))
                 extended = outside.extended(found).double()
-                unit = extended / extended.norm(dim=1, keepdim=True)
-                blur = torch.stack([torch.stack([s.blur(u) for s in spans]).square().mean().sqrt() for spans, u in zip(own, unit)]).to(x)
+                blur = _blur(own, extended).to(x)
                 moved = (found - x[rows]).flatten(1).square().mean(1).sqrt()
                 good = certified[rows] & (rho < FLOOR) & (moved < PIXEL_ERROR)
                 new = (~certified[rows]).nonzero()[:, 0]
@@ -200,3 +199,9 @@ def _unlike_others(H: Tensor, error: Tensor) -> Tensor:
     size = H.norm(dim=1).clamp_min(1e-300)
     apart = torch.cdist(H, H) / size[:, None] + torch.diag(torch.full_like(size, torch.inf))
     return (apart + torch.where(known, 0.0, torch.inf)).min(1).values > EQUAL
+
+
+def _blur(spans: list[list[Span]], extended: Tensor) -> Tensor:
+    """The expected distance of each h̃ (n, d1 + 1) from its own spans, relative, root mean square over them, (n,)."""
+    unit = F.normalize(extended, dim=1)
+    return torch.stack([torch.stack([s.blur(u) for s in own]).square().mean().sqrt() for own, u in zip(spans, unit)])

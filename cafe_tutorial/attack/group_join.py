@@ -74,7 +74,7 @@ def _rows(terms: list[list[Tensor]], silent: list[Tensor], bias: Tensor) -> list
     choice, named, misfit = grow([s[u] for s, u in zip(slopes, usable)], [v[u] for v, u in zip(V, usable)], absent, len(free[0]))
     for chosen, label, miss in zip(choice.tolist(), named.tolist(), misfit.tolist()):
         holes = [[i for i in own if not bool(k[i])] for own, k in zip(free, known)]
-        if miss < float("inf"):
+        if miss < float("inf") and all(i >= 0 or hole for i, hole in zip(chosen, holes)):
             take([usable[m][i] if i >= 0 else holes[m][0] for m, i in enumerate(chosen)], label)
     for slots, *_ in zip(*(g.tolist() for g in guesses)) if guesses else ():
         if all(i in own for i, own in zip(slots, free)):

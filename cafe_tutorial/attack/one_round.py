@@ -196,7 +196,8 @@ def _add(known: Found, outside: Outside, x: Tensor) -> int:
     before = len(known.x)
     if not len(x):
         return 0
-    x, rho = outside.polish(x[outside.relative(x) < NEAR])
+    x = x[outside.relative(x) < NEAR]
+    x, rho = outside.polish(x, known.span.blur(torch.nn.functional.normalize(outside.extended(x).double(), dim=1)).to(x))
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
     for i in rho.argsort().tolist():
         if rho[i] < FOUND and not known.complete and _apart(inside[i], known.coordinates) > NEW:

@@ -18,6 +18,7 @@ from .newton import gauss_newton
 from .slices import PIXEL_ERROR
 
 NEAR = 1e-4  # ρ below which polishing is worthwhile
+CLOSE = 1e-8  # and Gauss-Newton steps
 STUCK = 1e-12  # ρ above which an image is polished further
 FLOOR = 1e-11  # no ρ below this is doubted for its size
 CEILING = 1e-9  # and none above this is certified
@@ -55,22 +56,28 @@ class Outside:
         h = self.extended(x)
         return sum(_outside(h, U).square().sum(1) for U in self.bases) / (len(self.bases) * h.square().sum(1))
 
-    def polish(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Minimize ρ near x: gradient steps, then Gauss-Newton where they are stuck; x (n, …) and ρ (n,)."""
+    def polish(self, x: Tensor, blur: Tensor) -> tuple[Tensor, Tensor]:
+        """Minimize ρ near x: gradient steps, Adam where they are stuck above what the spans are known to, and Gauss-Newton at last.
+
+        blur : (n,), expected distance of h̃(x) from the spans. Returns x (n, …) and ρ (n,).
+        """
         x, rho = self._settled(x)
-        stuck = ((rho > STUCK) & (rho < NEAR)).nonzero()[:, 0]
-        for again in (False, True):
-            own, start = self.at(stuck), x[stuck]
-            if again and len(stuck):
-                with full_precision():
-                    start = adam(lambda x, _, own=own: own.relative(x), start, 300, 0.02, 0.0)
-                start, _ = own._settled(start)
-            if len(stuck):
-                found, less = gauss_newton(own, start, own.relative(start))
-                better = less < rho[stuck]
-                x[stuck[better]], rho[stuck[better]] = found[better], less[better]
-                stuck = stuck[rho[stuck] > STUCK]
+        floor = (4 * blur.square()).clamp_min(STUCK)
+        stuck = ((rho > floor) & (rho < NEAR)).nonzero()[:, 0]
+        if len(stuck):
+            own = self.at(stuck)
+            with full_precision():
+                again = adam(lambda x, _: own.relative(x), x[stuck], 300, 0.02, 0.0)
+            self._keep_better(x, rho, stuck, *own._settled(again))
+        stuck = ((rho > floor) & (rho < CLOSE)).nonzero()[:, 0]
+        if len(stuck):
+            self._keep_better(x, rho, stuck, *gauss_newton(self.at(stuck), x[stuck], rho[stuck]))
         return x, rho
+
+    @staticmethod
+    def _keep_better(x: Tensor, rho: Tensor, rows: Tensor, found: Tensor, less: Tensor) -> None:
+        better = less < rho[rows]
+        x[rows[better]], rho[rows[better]] = found[better], less[better]
 
     def _settled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision():
