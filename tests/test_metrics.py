@@ -87,3 +87,16 @@ def test_a_leak_about_some_rows_is_compared_with_these():
     leak = Leak("test", split.split(few.images), few.labels, yes, torch.zeros(2, 4), yes, 1, numbers=rows)
     result = score(leak, data, split)
     assert result.label_accuracy == 1 and (result.psnr_slice == 150).all()
+
+
+def test_a_slice_that_was_not_found_does_not_decide_which_row_it_is():
+    """Row 0's certified slice identifies it, although its other slices, which are not, are those of row 1."""
+    data = smooth_images(rows=2)
+    split = GridPartition(2, 2)
+    slices = [s.clone() for s in split.split(data.images)]
+    for s in slices[1:]:
+        s[:] = s.flip(0)
+    certified = torch.tensor([[True, False, False, False], [False] * 4])
+    leak = Leak("x", [s.flip(0) for s in slices], data.labels.flip(0), torch.ones(2, 4, dtype=torch.bool), torch.zeros(2, 4), certified.flip(0), 1, exchangeable=torch.tensor([0, 0]))
+    result = score(leak, data, split)
+    assert result.certified[0, 0] and result.psnr_slice[0, 0] == 150 and not (result.certified & (result.psnr_slice < 60)).any()

@@ -67,12 +67,17 @@ def _combinations(terms: list[Equations], left: list[Tensor], absent: Sequence[b
             clear = nearest[:, 1] > CLEAR * nearest[:, 0]
             fits &= ~determined[:, None] | (clear[:, None] & (added <= nearest[:, :1]))
             without = parents[~(determined & fits.any(1))] if absent[m] else parents[:0]
-            kept += [children[fits], without]
-        choice = torch.cat(kept)
-        if len(choice) > BEAM:
-            misfit, _, number = _solved(terms, choice)
-            choice = choice[(misfit - number).argsort()[:BEAM]]
+            kept = [_best(terms, torch.cat([*kept, children[fits], without]))]
+        choice = kept[0]
     return choice
+
+
+def _best(terms: list[Equations], choice: Tensor) -> Tensor:
+    """No more than BEAM of the combinations, those with the most equations, and of these the best fits."""
+    if len(choice) <= BEAM:
+        return choice
+    misfit, number = (torch.cat(x) for x in zip(*(_solved(terms, part)[::2] for part in choice.split(CHUNK))))
+    return choice[(misfit - number).argsort()[:BEAM]]
 
 
 @dataclass(frozen=True)
