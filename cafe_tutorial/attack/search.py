@@ -18,7 +18,8 @@ from .newton import gauss_newton
 from .slices import PIXEL_ERROR
 
 NEAR = 1e-4  # ρ below which polishing is worthwhile
-CLOSE = 1e-8  # and Gauss-Newton steps
+CLOSE = 1e-8  # the same for Gauss-Newton steps, a Jacobian each
+SMALL = 256  # pixels up to which a Jacobian costs little, so that NEAR is close enough
 STUCK = 1e-12  # ρ above which an image is polished further
 FLOOR = 1e-11  # no ρ below this is doubted for its size
 CEILING = 1e-9  # and none above this is certified
@@ -57,22 +58,27 @@ class Outside:
         return sum(_outside(h, U).square().sum(1) for U in self.bases) / (len(self.bases) * h.square().sum(1))
 
     def polish(self, x: Tensor, blur: Tensor) -> tuple[Tensor, Tensor]:
-        """Minimize ρ near x: gradient steps, Adam where they are stuck above what the spans are known to, and Gauss-Newton at last.
+        """Minimize ρ near x: gradient steps, then Gauss-Newton and Adam where they are stuck above what the spans are known to.
 
         blur : (n,), expected distance of h̃(x) from the spans. Returns x (n, …) and ρ (n,).
         """
         x, rho = self._settled(x)
         floor = (4 * blur.square()).clamp_min(STUCK)
+        self._newton(x, rho, floor)
         stuck = ((rho > floor) & (rho < NEAR)).nonzero()[:, 0]
         if len(stuck):
             own = self.at(stuck)
             with full_precision():
                 again = adam(lambda x, _: own.relative(x), x[stuck], 300, 0.02, 0.0)
             self._keep_better(x, rho, stuck, *own._settled(again))
-        stuck = ((rho > floor) & (rho < CLOSE)).nonzero()[:, 0]
-        if len(stuck):
-            self._keep_better(x, rho, stuck, *gauss_newton(self.at(stuck), x[stuck], rho[stuck]))
+            self._newton(x, rho, floor)
         return x, rho
+
+    def _newton(self, x: Tensor, rho: Tensor, floor: Tensor) -> None:
+        """Gauss-Newton steps, in place, for images that may be near a row."""
+        rows = ((rho > floor) & (rho < (NEAR if x[0].numel() <= SMALL else CLOSE))).nonzero()[:, 0]
+        if len(rows):
+            self._keep_better(x, rho, rows, *gauss_newton(self.at(rows), x[rows], rho[rows]))
 
     @staticmethod
     def _keep_better(x: Tensor, rho: Tensor, rows: Tensor, found: Tensor, less: Tensor) -> None:
