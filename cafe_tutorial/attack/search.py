@@ -6,6 +6,7 @@ so ρ(x) = ‖P h̃(x)‖² / ‖h̃(x)‖² is an objective that the server can
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ class Outside:
 
     def _newton(self, x: Tensor, rho: Tensor, floor: Tensor) -> None:
         """Gauss-Newton steps, in place, for images that may be near a row."""
-        rows = ((rho > floor) & (rho < (NEAR if x[0].numel() <= SMALL else CLOSE))).nonzero()[:, 0]
+        rows = ((rho > floor) & (rho < (NEAR if math.prod(x.shape[1:]) <= SMALL else CLOSE))).nonzero()[:, 0]
         if len(rows):
             self._keep_better(x, rho, rows, *gauss_newton(self.at(rows), x[rows], rho[rows]))
 
