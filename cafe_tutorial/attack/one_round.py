@@ -23,7 +23,7 @@ from .leak import Leak
 from .merge import Picture, merge
 from .rays import RayFinder
 from .search import NEAR, Outside, Search, seek
-from .spans import Span, balance, span
+from .spans import Span, apart, balance, span
 
 FOUND = 1e-8  # ρ above this is no row
 NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the span of those found before
@@ -180,7 +180,7 @@ def _from_rays(finder: RayFinder, outside: Outside, known: Found, hints: Tensor,
     rays = old
     for hint in hints.cpu().numpy():
         ray = finder.near(hint, rays.numpy()) if len(rays) < basis.shape[1] else None
-        if ray is None or _apart(torch.from_numpy(ray), rays) < NEW:
+        if ray is None or apart(torch.from_numpy(ray), rays) < NEW:
             continue
         h = basis @ torch.from_numpy(ray)
         if h[-1] > NEW * h.max() and all(float((h - other).norm()) > NEW for other in known.tried):
@@ -200,18 +200,10 @@ def _add(known: Found, outside: Outside, x: Tensor) -> int:
     x, rho = outside.polish(x, known.span.blur(torch.nn.functional.normalize(outside.extended(x).double(), dim=1)).to(x))
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
     for i in rho.argsort().tolist():
-        if rho[i] < FOUND and not known.complete and _apart(inside[i], known.coordinates) > NEW:
+        if rho[i] < FOUND and not known.complete and apart(inside[i], known.coordinates) > NEW:
             known.x, known.residual = torch.cat([known.x, x[i : i + 1]]), torch.cat([known.residual, rho[i : i + 1]])
             known.coordinates = torch.cat([known.coordinates, inside[i : i + 1]])
     return len(known.x) - before
-
-
-def _apart(one: Tensor, others: Tensor) -> float:
-    """How far a unit vector (k,) is from the span of others (f, k)."""
-    if not len(others):
-        return 1.0
-    directions = torch.linalg.qr(others.T)[0]
-    return float((one - directions @ (directions.T @ one)).norm())
 
 
 def _candidates(model: VFLModel, parameters: Parameters, above: Parameters, m: int, found: Found, *, silent: bool) -> tuple[Tensor, Tensor, Tensor]:

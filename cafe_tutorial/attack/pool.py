@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .spans import apart
+
 EQUAL = 1e-3  # representations that are closer, relative to their norm, count as equal
 
 
@@ -99,10 +101,6 @@ def _independent(H: Tensor, rank: Tensor, count: int) -> list[int]:
     for i in rank.argsort(stable=True).tolist():
         if len(chosen) == count or rank[i] == math.inf:
             break
-        rest = unit[i]
-        if chosen:
-            basis = torch.linalg.qr(unit[chosen].T)[0]
-            rest = rest - basis @ (basis.T @ rest)
-        if float(rest.norm()) > EQUAL:
+        if apart(unit[i], unit[chosen]) > EQUAL:
             chosen.append(i)
     return chosen

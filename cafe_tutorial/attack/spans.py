@@ -81,3 +81,11 @@ def common(spans: list[Span]) -> tuple[Tensor, Tensor]:
     W = torch.cat([s.basis for s in spans], 1)
     values, vectors = torch.linalg.eigh(W.T @ W)
     return (W @ vectors.flip(1)) / values.flip(0).clamp_min(1e-30).sqrt(), (len(spans) - values.flip(0)).clamp_min(0)
+
+
+def apart(one: Tensor, others: Tensor) -> float:
+    """How far a unit vector (k,) is from the span of others (f, k)."""
+    if not len(others):
+        return 1.0
+    directions = torch.linalg.qr(others.T)[0]
+    return float((one - directions @ (directions.T @ one)).norm())
