@@ -154,7 +154,8 @@ def test_h_is_known_as_well_as_predicted(digits):
         H, error = pool.H[:12], pool.error[:12]
         known = error.isfinite()
         off = (H - true[m]).norm(dim=1) / true[m].norm(dim=1)
-        assert known.sum() >= 8 and (off[known] < 5 * error[known]).all()
+        ratio = off[known] / error[known]
+        assert known.sum() >= 8 and (ratio < 5).all() and 0.3 < ratio.median() < 3
 
 
 def test_layers_above_may_train_meanwhile():

@@ -146,15 +146,10 @@ def test_many_workers_are_joined():
     assert result.label_accuracy > 0.7 and leak.certified.double().mean() > 0.5 and not (result.certified & (result.psnr_slice < 60)).any()
 
 
-def test_the_beam_keeps_what_has_most_equations():
+def test_the_beam_keeps_what_has_most_equations(monkeypatch):
     """More combinations than it may keep: rows still grow."""
-    import cafe_tutorial.attack.grow as module
-
+    monkeypatch.setattr("cafe_tutorial.attack.grow.BEAM", 2000)
     labels, orders, slopes, V = rows_of(5, 30, rank=5, seed=4)
-    whole, module.BEAM = module.BEAM, 2000
-    try:
-        choice, named, _ = grow(slopes, V, [False] * 5, 30)
-    finally:
-        module.BEAM = whole
+    choice, named, _ = grow(slopes, V, [False] * 5, 30)
     rows = torch.stack([order[choice[:, m]] for m, order in enumerate(orders)], 1)
     assert len(rows) == 30 and (rows == rows[:, :1]).all() and torch.equal(named, labels[rows[:, 0]])

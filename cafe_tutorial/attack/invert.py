@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import jvp, vmap
 
 from ..model import full_precision
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
+COLUMNS = 64  # of Jacobians, formed in one batch
 
 
 @dataclass(frozen=True)
@@ -104,18 +106,14 @@ def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
 
 
 def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, a column of D numbers a pixel."""
-    at = x.detach().requires_grad_()
-    columns = []
+    """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, in forward mode, COLUMNS images at once."""
+    units = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape[1:])
+
+    def column(unit):
+        return jvp(function, (x,), (unit.expand_as(x),))[1]  # J e, (n, D)
+
     with full_precision():
-        out = function(at)
-        weights = torch.zeros_like(out, requires_grad=True)
-        (pulled,) = torch.autograd.grad(out, at, weights, create_graph=True)  # Jᵀ w, linear in w
-        for pixel in range(x[0].numel()):
-            unit = torch.zeros_like(x).flatten(1)
-            unit[:, pixel] = 1
-            columns.append(torch.autograd.grad(pulled, weights, unit.view_as(x), retain_graph=True)[0])  # J e, (n, D)
-    return torch.stack(columns, 1).double()
+        return vmap(column, chunk_size=max(1, COLUMNS // len(x)))(units).transpose(0, 1).double()
 
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:

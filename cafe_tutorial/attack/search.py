@@ -105,7 +105,10 @@ class Outside:
         numbers = passed.nonzero()[:, 0]
         for rows in numbers.split(jacobians_at_once(len(self.bases) * self.bases[0].shape[-2], pixels)) if len(numbers) else ():
             least, _ = gains(self.at(rows), x[rows])
-            passed[rows] = (error[rows] <= PIXEL_ERROR * least * pixels**0.5) & ~self.at(rows).blended(x[rows], others, limit[rows])
+            passed[rows] = error[rows] <= PIXEL_ERROR * least * pixels**0.5
+        numbers = passed.nonzero()[:, 0]
+        if len(numbers):
+            passed[numbers] = ~self.at(numbers).blended(x[numbers], others, limit[numbers])
         return passed
 
     def blended(self, x: Tensor, others: Tensor, limit: Tensor) -> Tensor:
