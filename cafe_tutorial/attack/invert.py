@@ -8,6 +8,7 @@ for the Gram matrix of h's Jacobian is well conditioned. Rows that miss the goal
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -112,7 +113,8 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     def column(unit):
         return jvp(function, (x,), (unit.expand_as(x),))[1]  # J e, (n, D)
 
-    with full_precision():
+    with full_precision(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)  # torch's own, at its first forward mode
         return vmap(column, chunk_size=max(1, COLUMNS // len(x)))(units).transpose(0, 1).double()
 
 
