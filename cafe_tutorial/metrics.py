@@ -41,7 +41,8 @@ class Score:
     """How good a leak is.
 
     psnr_slice : (N, M) dB and psnr_image : (N,) dB, None for tables; relative_error : (N, M),
-    ‖x̂ - x‖ / ‖x‖ of each slice, not finite where x is zero; leaks and certified : (N, M), from the leak itself.
+    ‖x̂ - x‖ / ‖x‖ of each slice, not finite where x is zero; leaks and certified : (N, M), from the leak itself;
+    leaking : (N, M), which slices have a gradient, in truth where :func:`score` was told, else as the leak claims.
     ``summary()`` gives the figures of a report.
     """
 
@@ -52,23 +53,26 @@ class Score:
     label_accuracy: float
     leaks: Tensor
     certified: Tensor
+    leaking: Tensor
 
     def summary(self) -> dict:
-        """Figures of ``report.json``; the psnr_slice values and the relative error are over slices that leak.
+        """Figures of ``report.json``; the psnr_slice values and the relative error are over slices that have a gradient,
+        ``slices_leaking`` in number. ``slices_not_leaked`` counts those that the attack calls silent.
 
         psnr_slice_mean is the mean of the per-slice values, the released code's definition.
         ``certified_psnr_min`` and ``certified_error_max`` are the worst certified slice.
         """
         return {
-            "psnr_slice_mean": _over(self.psnr_slice, self.leaks, torch.mean),
-            "psnr_slice_median": _over(self.psnr_slice, self.leaks, torch.median),
+            "psnr_slice_mean": _over(self.psnr_slice, self.leaking, torch.mean),
+            "psnr_slice_median": _over(self.psnr_slice, self.leaking, torch.median),
             "psnr_image_median": _over(self.psnr_image, None, torch.median),
             "psnr_cap": PSNR_CAP,
             "ssim_mean": _over(self.ssim, None, torch.mean),
-            "relative_error_median": _over(self.relative_error, self.leaks, torch.median),
-            "relative_error_max": _over(self.relative_error, self.leaks, torch.max),
+            "relative_error_median": _over(self.relative_error, self.leaking, torch.median),
+            "relative_error_max": _over(self.relative_error, self.leaking, torch.max),
             "label_accuracy": self.label_accuracy,
             "slices_total": self.leaks.numel(),
+            "slices_leaking": int(self.leaking.sum()),
             "slices_not_leaked": int((~self.leaks).sum()),
             "slices_certified": int(self.certified.sum()),
             "images_certified": int(self.certified.all(1).sum()),
@@ -87,14 +91,17 @@ class Score:
         return "\n".join(lines)
 
 
-def score(leak, data, split) -> Score:
+def score(leak, data, split, *, leaking: Tensor | None = None) -> Score:
     """Compare a leak with the truth.
 
     leak : an attack's :class:`~cafe_tutorial.attack.Leak`; data : the :class:`~cafe_tutorial.data.Images`
     or :class:`~cafe_tutorial.data.Table` that was attacked; split : its partition. Rows that the attack calls
     exchangeable are put in the order, the same for all workers, that fits the truth best; a leak about some rows is
-    compared with these.
+    compared with these. leaking : (N, M), bool, which of the data's slices have a gradient, for the averages
+    (:func:`~cafe_tutorial.reveal.row_gradients` tells); what the leak claims where it is not given.
     """
+    if leaking is not None:
+        leaking = leaking.cpu() if leak.numbers is None else leaking.cpu()[leak.numbers.cpu()]
     leak, data = facing(leak, data, split)
     true, features = split.split(data.features), data.features
     if [tuple(s.shape) for s in leak.slices] != [tuple(t.shape) for t in true]:
@@ -112,6 +119,7 @@ def score(leak, data, split) -> Score:
         label_accuracy=float((leak.labels == data.labels).double().mean()),
         leaks=leak.leaks,
         certified=leak.certified,
+        leaking=leak.leaks if leaking is None else leaking,
     )
 
 

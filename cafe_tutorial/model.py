@@ -127,7 +127,9 @@ class VFLModel:
 
     @classmethod
     def _seeded(cls, bottoms, part_shapes, classes, seed, options) -> VFLModel:
-        head = nn.Linear(sum(b.upper[-2].out_features for b in bottoms), _positive("classes", classes))
+        if _positive("classes", classes) < 2:
+            raise ValueError("classes=1 must be at least 2: with a single class the loss and every gradient are zero")
+        head = nn.Linear(sum(b.upper[-2].out_features for b in bottoms), classes)
         generator = torch.Generator().manual_seed(seed)
         for module in [*bottoms, head]:
             _glorot(module, generator)

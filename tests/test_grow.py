@@ -28,7 +28,7 @@ def rows_of(workers, rows, classes=10, rank=5, spread=1.0, seed=0):
 @pytest.mark.parametrize("workers, rows, rank, seed", [(3, 12, 6, 0), (4, 30, 5, 1), (16, 40, 4, 2), (5, 1, 4, 3)])
 def test_rows_grow_together(workers, rows, rank, seed):
     labels, orders, slopes, V = rows_of(workers, rows, rank=rank, seed=seed)
-    choice, named, misfit = grow(slopes, V, [False] * workers, rows)
+    choice, named, misfit, _ = grow(slopes, V, [False] * workers, rows)
     found = torch.stack([order[choice[:, m]] for m, order in enumerate(orders)], 1)
     assert len(found) == rows and (found == found[:, :1]).all() and torch.equal(named, labels[found[:, 0]]) and misfit.isfinite().all()
 
@@ -40,7 +40,7 @@ def test_a_missing_slice_leaves_a_hole(spread, seed):
     labels, orders, slopes, V = rows_of(6, 30, spread=spread, seed=seed)
     kept = [torch.rand(30, generator=torch.Generator().manual_seed(seed + m)) > 0.15 for m in range(6)]
     orders, slopes, V = ([x[k] for x, k in zip(values, kept)] for values in (orders, slopes, V))
-    choice, named, misfit = grow(slopes, V, [True] * 6, 30)
+    choice, named, misfit, _ = grow(slopes, V, [True] * 6, 30)
     assert len(choice) > 25
     for slots, label, miss in zip(choice.tolist(), named.tolist(), misfit.tolist()):
         rows = {int(orders[m][i]) for m, i in enumerate(slots) if i >= 0}
@@ -150,6 +150,6 @@ def test_the_beam_keeps_what_has_most_equations(monkeypatch):
     """More combinations than it may keep: rows still grow."""
     monkeypatch.setattr("cafe_tutorial.attack.grow.BEAM", 2000)
     labels, orders, slopes, V = rows_of(5, 30, rank=5, seed=4)
-    choice, named, _ = grow(slopes, V, [False] * 5, 30)
+    choice, named, *_ = grow(slopes, V, [False] * 5, 30)
     rows = torch.stack([order[choice[:, m]] for m, order in enumerate(orders)], 1)
     assert len(rows) == 30 and (rows == rows[:, :1]).all() and torch.equal(named, labels[rows[:, 0]])

@@ -29,8 +29,12 @@ def reachable(start):
     return list(seen.values())
 
 
-@pytest.mark.parametrize("make", [ExactCAFE, FewRoundsCAFE, SingleLoopCAFE, lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)])
-@pytest.mark.parametrize("kind", ["images", "table"])
+NESTED = lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)  # noqa: E731
+ONE_ROUND = lambda m, rows: OneRoundCAFE(m)  # noqa: E731
+KINDS = [(make, kind) for make in (ExactCAFE, FewRoundsCAFE, SingleLoopCAFE, NESTED) for kind in ("images", "table")]
+
+
+@pytest.mark.parametrize("make, kind", [*KINDS, (ONE_ROUND, "images")])
 def test_nothing_leads_from_an_attack_to_the_data(make, kind):
     if kind == "images":
         data = smooth_images(6, 1, 4, 4)
@@ -40,7 +44,7 @@ def test_nothing_leads_from_an_attack_to_the_data(make, kind):
         parts, labels, model, vfl = table_case(rows=6, batch_size=2, dtype=torch.float32)
         private = [*parts, labels, *vfl._stacked, vfl._labels]
     attack = make(model, rows=6)
-    for view in vfl.rounds(40):
+    for view in vfl.rounds(1 if make is ONE_ROUND else 40):
         attack.observe(view)
     attack.solve()
     found = reachable(attack)

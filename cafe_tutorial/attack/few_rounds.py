@@ -94,7 +94,7 @@ class FewRoundsCAFE:
             self.model, self._first, [p.H for p in pools], [p.error for p in pools], torch.stack([p.error.isfinite() for p in pools], 1),
             trusted=not self._moved, attempts=self.attempts, seed=self.seed, progress=self.progress,
         )  # fmt: skip
-        complete, silent = [], []
+        complete, silent, settled = [], [], []
         for m, pool in enumerate(pools):
             pool.x, pool.residual, pool.certified = slices[m], residual[:, m], certified[:, m]
             self._polish(m, pool)
@@ -102,6 +102,8 @@ class FewRoundsCAFE:
             for _ in range(2):  # which of its candidates belong to a group shows better once the other groups have chosen
                 pool.select(self.rows)
             complete.append(self._complete(m, pool.H, pool.error))
+            accounted = (pool.error.isfinite() | pool.silent)[: self.rows].cpu()
+            settled.append(torch.stack([c & accounted[own.rows].all() for c, own in zip(complete[m], self.spans[m])]))
             silent.append(pool.silent[: self.rows] & (~member | complete[m]).all(1).to(pool.silent.device) & (not self._moved))
             pool.truncate(self.rows)
         labels, joined = torch.full((self.rows,), -1), torch.zeros(self.rows, dtype=torch.bool)
@@ -115,8 +117,8 @@ class FewRoundsCAFE:
             exchangeable[rows] = number
         together = exchangeable.bincount()[exchangeable] > 1
         single = torch.stack([_unlike_others(p.H, p.error) for p in pools], 1)
-        confirmed = torch.stack([(member & rounds).any(1) for rounds in complete], 1)
-        certified = certified & torch.where(together[:, None], joined[:, None], confirmed).to(certified.device) & single
+        owned = torch.stack([(member & rounds).any(1) for rounds in settled], 1)
+        certified = certified & torch.where(together[:, None], joined[:, None], owned).to(certified.device) & single
         open_spans = int((~known & ~silent).sum())
         notes = [f"{int(together.sum())} of {self.rows} rows share all their batches with another row and are known up to an exchange"] * bool(together.any())
         notes += [f"{open_spans} slices lie in spans that meet in more directions than could be told apart"] * bool(open_spans)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..model import Parameters, VFLModel
-from .grow import grow
+from .grow import explained, grow
 from .join import JOINED, blank_representation, coefficients, join, worker_terms
 from .pool import Pool
 from .spans import Span
@@ -16,7 +16,7 @@ def join_groups(
     model: VFLModel, below: Parameters, above: list[Parameters], spans: list[list[Span]], groups: dict[tuple[int, ...], list[int]],
     pools: list[Pool], silent: list[Tensor], complete: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows fit (N,).
+    """Order each group's slices so that those of one row stand together, in place; labels (N,) and which rows are confirmed (N,).
 
     below : Θ up to the first layers; above : Θ from there on, in each round; spans : of each worker and round; silent : (N,) a
     worker; complete : (rounds,), of how many workers every direction is accounted for. Each group is joined with the gradients of
@@ -36,51 +36,53 @@ def join_groups(
             place = {n: i for i, n in enumerate(spans[0][t].rows.tolist())}
             for rounds in members:
                 own = left[rounds]
-                found = _rows([[x[[place[n] for n in own]] for x in term] for term in terms], [s[own] for s in silent], weights["head.bias"])
+                single = [len(s[t].values) == len(s[t].rows) for s in spans]
+                found = _rows([[x[[place[n] for n in own]] for x in term] for term in terms], [s[own] for s in silent], weights["head.bias"], single)
                 for m, (pool, quiet) in enumerate(zip(pools, silent)):
-                    order = [own[slots[m]] for slots, _ in found]
+                    order = [own[slots[m]] for slots, *_ in found]
                     pool.permute(own, order)
                     quiet[own] = quiet[order]
-                sure = [n for n, (_, label) in zip(own, found) if label >= 0]
-                labels[sure], joined[sure] = torch.tensor([label for _, label in found if label >= 0], dtype=torch.int64), True
-                left[rounds] = [n for n in own if n not in sure]
+                for n, (_, label, sure) in zip(own, found):
+                    labels[n], joined[n] = label, sure
+                left[rounds] = [n for n, (_, label, _) in zip(own, found) if label < 0]
         left = {rounds: own for rounds, own in left.items() if own}
     return labels, joined
 
 
-def _rows(terms: list[list[Tensor]], silent: list[Tensor], bias: Tensor) -> list[tuple[list[int], int]]:
-    """Of one group, for each row the slots of its slices and its label, -1 where the gradients do not confirm them.
+def _rows(terms: list[list[Tensor]], silent: list[Tensor], bias: Tensor, single: list[bool]) -> list[tuple[list[int], int, bool]]:
+    """Of one group, for each row the slots of its slices, its label, -1 where none fits, and whether the gradients confirm that it is one row's.
 
-    terms : of each worker, parts, slopes, V and whether the slice is known, for the slots
+    terms : of each worker, parts, slopes, V and whether the slice is known, for the slots; single : as for :func:`~cafe_tutorial.attack.grow.explained`
     """
     parts, slopes, V, known = zip(*terms)
     count, M = len(parts[0]), len(parts)
     free = [list(range(count)) for _ in range(M)]
-    found: list[tuple[list[int], int]] = []
+    found: list[tuple[list[int], int, bool]] = []
 
-    def take(slots: list[int], label: int) -> None:
+    def take(slots: list[int], label: int, sure: bool) -> None:
         for m, i in enumerate(slots):
             free[m].remove(i)
-        found.append((slots, label))
+        found.append((slots, label, sure))
 
     guesses = None
     if all(bool((k | s.to(k.device)).all()) for k, s in zip(known, silent)):
         guesses = join(parts, slopes, V, bias, count)
     for slots, label, misfit in zip(*(g.tolist() for g in guesses)) if guesses else ():
         if misfit < JOINED:
-            take(slots, label)
+            take(slots, label, True)
     usable = [[i for i in own if bool(k[i])] for own, k in zip(free, known)]
-    absent = [len(u) < len(f) for u, f in zip(usable, free)]
-    choice, named, misfit = grow([s[u] for s, u in zip(slopes, usable)], [v[u] for v, u in zip(V, usable)], absent, len(free[0]))
-    for chosen, label, miss in zip(choice.tolist(), named.tolist(), misfit.tolist()):
-        holes = [[i for i in own if not bool(k[i])] for own, k in zip(free, known)]
-        if miss < float("inf") and all(i >= 0 or hole for i, hole in zip(chosen, holes)):
-            take([usable[m][i] if i >= 0 else holes[m][0] for m, i in enumerate(chosen)], label)
+    holes = [[i for i in own if not bool(k[i])] for own, k in zip(free, known)]
+    choice, named, misfit, e = grow([s[u] for s, u in zip(slopes, usable)], [v[u] for v, u in zip(V, usable)], [bool(h) for h in holes], len(free[0]))
+    blanks = [part[(hole or own or [0])[:1]] for part, hole, own in zip(parts, holes, usable)]  # unused where there is no hole
+    confirmed, refuted = explained(choice, named, e, [p[u] for p, u in zip(parts, usable)], blanks, bias, single)
+    for chosen, label, miss, sure, no in zip(*(x.tolist() for x in (choice, named, misfit, confirmed, refuted))):
+        if miss < float("inf") and not no and all(i >= 0 or hole for i, hole in zip(chosen, holes)):
+            take([usable[m][i] if i >= 0 else holes[m].pop(0) for m, i in enumerate(chosen)], label, sure)
     for slots, *_ in zip(*(g.tolist() for g in guesses)) if guesses else ():
         if all(i in own for i, own in zip(slots, free)):
-            take(slots, -1)
+            take(slots, -1, False)
     while len(found) < count:
-        take([own[0] for own in free], -1)
+        take([own[0] for own in free], -1, False)
     return found
 
 

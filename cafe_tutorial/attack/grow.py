@@ -20,17 +20,19 @@ BEAM = 1 << 16  # combinations to go on with, the best
 TOLERANCES = (1e-10, 1e-8)  # of a slice's squared misfit, relative to its v; what fits well is settled first
 SURPLUS = 5  # equations more than unknowns from which a combination counts
 SMALL = 1e-5  # a singular value of S below this share of the largest gives no equation
+CONFIRMED = 1e-3  # relative difference between e and p - y up to which the logits of a row explain its gradients
+REFUTED = 0.1  # and above which they do not
 RIDGE = 1e-12  # added to the normal matrix, relative to its largest entry, so that it can be solved from the start
 
 
-def grow(slopes: Sequence[Tensor], V: Sequence[Tensor], absent: Sequence[bool], count: int) -> tuple[Tensor, Tensor, Tensor]:
+def grow(slopes: Sequence[Tensor], V: Sequence[Tensor], absent: Sequence[bool], count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Which slices make up each of at most ``count`` rows, by least squares for e.
 
     slopes : a tensor (c_m, d2, classes) a worker, and V : (c_m, d2), as for :func:`~cafe_tutorial.attack.join.join`;
     absent : whether a row may be without a slice of that worker, because it is silent or was not found.
 
-    Returns candidates (r, M), -1 for none, labels (r,) and relative residuals (r,), infinite where slices fit another
-    combination nearly as well.
+    Returns candidates (r, M), -1 for none, labels (r,), relative residuals (r,), infinite where slices fit another
+    combination nearly as well, and e (r, classes).
     """
     classes, device = slopes[0].shape[2], slopes[0].device
     B = torch.linalg.svd(slopes[0].new_ones(1, classes))[2][1:].T  # (classes, classes - 1): e = B z sums to zero
@@ -48,7 +50,30 @@ def grow(slopes: Sequence[Tensor], V: Sequence[Tensor], absent: Sequence[bool], 
         good = (number >= classes - 1 + SURPLUS) & one_label
         rows.append(greedy(choice[good], e[good].argmin(1), misfit[good], choice[good], count - sum(len(r[0]) for r in rows), holes=True))
     choice, labels, residual = map(torch.cat, zip(*rows))
-    return choice, labels, residual
+    return choice, labels, residual, _solved(terms, choice)[1] @ B.T
+
+
+def explained(
+    choice: Tensor, labels: Tensor, e: Tensor, parts: Sequence[Tensor], blanks: Sequence[Tensor], bias: Tensor, single: Sequence[bool]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Which rows of :func:`grow` are confirmed as one row's, and which are refuted, (r,) each.
+
+    Rows whose v are dependent share a direction of the span: a mixture of their h̃, which comes with a mixture of their e. So e
+    must be the p - y that the slices' own logits give. Where slices are missing, one of a worker whose span has a direction
+    for every row of the batch will do, for its e is no mixture.
+
+    parts : (c_m, classes) a worker, of the logits; blanks : (b, classes) a worker, what a silent slice may add; bias : (classes,);
+    single : whether a worker's span has as many directions as the batch has rows
+    """
+    target = e + torch.nn.functional.one_hot(labels, e.shape[1]).to(e)  # p, if e is one row's
+    off = torch.full_like(e[:, 0], torch.inf)
+    for kind in range(len(blanks[0])):
+        choices = [torch.cat([part, blank[kind : kind + 1]])[own] for part, blank, own in zip(parts, blanks, choice.T)]
+        off = torch.minimum(off, ((bias + sum(choices)).softmax(1) - target).norm(dim=1) / e.norm(dim=1).clamp_min(1e-300))
+    there = choice >= 0
+    alone = (there & torch.tensor(single, device=there.device)).any(1)
+    refuted = there.all(1) & (off > REFUTED)
+    return ((off < CONFIRMED) | alone) & ~refuted, refuted
 
 
 def _combinations(terms: list[Equations], left: list[Tensor], absent: Sequence[bool], tolerance: float) -> Tensor:

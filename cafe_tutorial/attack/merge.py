@@ -50,7 +50,8 @@ def merge(method: str, pictures: list[Picture], batches: list[list[int]], notes:
 
     Pictures of different rounds that are the same become one. A picture that was found in the rounds t belongs to a row
     that is in the batches of all of them, and in no other whose rows were all found. Rows that are in the same batches
-    are exchangeable; a picture that may belong to rows in different batches loses its certificates.
+    are exchangeable; a picture that may belong to rows in different batches loses its certificates. So does one of several
+    rounds of which not all have all their rows joined: two rows may look the same, and a third, silent one be in both rounds.
     """
     merged: list[Picture] = []
     for picture in pictures:
@@ -92,7 +93,10 @@ def _places(merged: list[Picture], seen: dict[int, tuple[int, ...]], whole: set[
         free.setdefault(pattern, []).append(row)
     possible = [[p for p in free if set(m.rounds) <= set(p) and not (set(p) - set(m.rounds)) & whole] for m in merged]
     claims = {p: sum(p in own and m.label >= 0 for own, m in zip(possible, merged)) for p in free}
-    unsure = [len(own) != 1 or claims[own[0]] > patterns.count(own[0]) for own in possible]
+    unsure = [
+        len(own) != 1 or claims[own[0]] > patterns.count(own[0]) or (len(m.rounds) > 1 and not whole.issuperset(m.rounds))
+        for own, m in zip(possible, merged)
+    ]
     place: list[int | None] = [None] * len(merged)
     for i in sorted(range(len(merged)), key=lambda i: (unsure[i], merged[i].label < 0, -len(merged[i].rounds))):
         open_to = sorted((p for p in possible[i] or free if free[p] and set(merged[i].rounds) <= set(p)), key=len)

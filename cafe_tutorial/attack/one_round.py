@@ -3,7 +3,7 @@
 The gradient's column space is the span of the batch's h̃_n (see ``attack.spans``), and the server knows the function h.
 So it looks for images whose h̃ lies in the span: a search (``attack.search``) gives rough ones, linear programmes the rays
 of a cone near them (``attack.rays``), and each is polished. Slices of different workers are joined into rows by
-``attack.join``, which reads the labels too. Each round is taken for itself, so Θ may change between rounds.
+``attack.round_join``, which reads the labels too. Each round is taken for itself, so Θ may change between rounds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from tqdm.auto import tqdm
 
 from ..model import Parameters, VFLModel
 from ..protocol import RoundView
-from .grow import grow
 from .invert import invert
-from .join import JOINED, coefficients, join, silent_terms, worker_terms
 from .leak import Leak
 from .merge import Picture, merge
 from .rays import RayFinder
+from .round_join import Row, join_round
 from .search import NEAR, Outside, Search, seek
 from .spans import Span, apart, balance, span
 
@@ -31,7 +30,6 @@ SHARP = 1e-4  # directions of the span that are known worse than this are left o
 QUICK = Search(starts=32, steps=50, tv=0.1)
 THOROUGH = Search(starts=48, steps=300, tv=0.02)
 FEW = 2  # rows from a quick pass below which quick passes end
-EQUATIONS = 3  # numbers that must fit for slices to be joined
 IDLE = 3  # thorough passes without a new row before the search ends
 
 
@@ -40,7 +38,7 @@ class Found:
     """What one worker's gradient of one round gave.
 
     span : the round's span; x : (f, *shape), the images found; coordinates : (f, k) of their h̃ in the span's basis,
-    unit vectors; residual : (f,), ρ; certified : (f,), bool; tried : the rays that were inverted, whether or not an image came
+    unit vectors; residual : (f,), ρ; certified : (f,), bool, as far as the span alone tells; tried : the rays that were inverted, whether or not an image came
     """
 
     span: Span
@@ -98,44 +96,10 @@ class OneRoundCAFE:
                 for m in range(self.model.workers):
                     found.append(find_rows(self.model, view, m, seed=self.seed + 1000 * t + m))
                     bar.update()
-                pictures += self._join(t, view, found)
+                rows = join_round(self.model, view.parameters, found, len(view.indices))
+                pictures += [_picture(t, row, found, self.model, view) for row in rows]
                 notes += _missing(t, len(view.indices), found)
         return merge(self.method, pictures, [v.indices.tolist() for v in self.views], notes)
-
-    def _join(self, t: int, view: RoundView, found: list[Found]) -> list[Picture]:
-        """The rows of round t: first those that the gradients confirm, then the slices left over, in no particular order."""
-        model, size = self.model, len(view.indices)
-        above = {k: v.double() for k, v in view.parameters.items() if ".representation." not in k}
-        candidates = [_candidates(model, view.parameters, above, m, f, silent=len(f.span.values) < size) for m, f in enumerate(found)]
-        parts, slopes, V = zip(*candidates)
-        shared = [len(p) - len(f.x) for p, f in zip(parts, found)]
-        joined = join(parts, slopes, V, above["head.bias"], size, shared=shared)
-        left = [set(range(len(f.x))) for f in found]
-        silent = [size - len(f.span.values) for f in found]
-        ranks = [torch.linalg.matrix_rank(s) if len(s) else s.new_zeros(0) for s in slopes]
-        rows: list[tuple[list[int | None], int]] = []
-        for choice, label, misfit in zip(*(j.tolist() for j in joined)) if joined else ():
-            own = [i if i < len(f.x) else None for i, f in zip(choice, found)]
-            equations = sum(int(r[i]) for r, i in zip(ranks, own) if i is not None)
-            if misfit < JOINED and equations >= EQUATIONS and all(i is not None or s > 0 for i, s in zip(own, silent)):
-                silent = [s - (i is None) for i, s in zip(own, silent)]
-                rows.append((own, label))
-        left = [sorted(rest.difference(own[m] for own, _ in rows)) for m, rest in enumerate(left)]
-        rows += self._grown(size - len(rows), left, slopes, V, [s > 0 or not f.complete for s, f in zip(silent, found)])
-        left = [[i for i in rest if all(own[m] != i for own, _ in rows)] for m, rest in enumerate(left)]
-        for row in range(size - len(rows)):
-            rows.append(([rest[row] if row < len(rest) else None for rest in left], -1))
-        return [_picture(t, own, found, model, view, label) for own, label in rows]
-
-    @staticmethod
-    def _grown(count: int, left: list[list[int]], slopes, V, absent: list[bool]) -> list[tuple[list[int | None], int]]:
-        """Rows among the slices left over, with what else is known of them, by :func:`~cafe_tutorial.attack.grow.grow`."""
-        choice, labels, misfit = grow([s[own] for s, own in zip(slopes, left)], [v[own] for v, own in zip(V, left)], absent, count)
-        return [
-            ([own[i] if i >= 0 else None for i, own in zip(chosen, left)], label)
-            for chosen, label, miss in zip(choice.tolist(), labels.tolist(), misfit.tolist())
-            if miss < float("inf")
-        ]
 
 
 def find_rows(model: VFLModel, view: RoundView, m: int, *, seed: int = 0) -> Found:
@@ -206,28 +170,14 @@ def _add(known: Found, outside: Outside, x: Tensor) -> int:
     return len(known.x) - before
 
 
-def _candidates(model: VFLModel, parameters: Parameters, above: Parameters, m: int, found: Found, *, silent: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """For the slices found: their part of the logits, their slopes and their V (see ``attack.join``), the silent ones last."""
-    own, C = found.span, found.coordinates
-    h = C @ own.basis.T  # (f, d1 + 1)
-    last = h[:, -1:] / own.scale
-    parts, slopes = worker_terms(model, above, m, h[:, :-1] / last)
-    V, slopes = coefficients(C / last, own.core, slopes) if len(C) else (h.new_zeros(0, model.d2[m]), slopes)
-    if silent:
-        quiet = silent_terms(model, parameters, above, m)
-        parts, V = torch.cat([parts, quiet]), torch.cat([V, V.new_zeros(len(quiet), V.shape[1])])
-        slopes = torch.cat([slopes, slopes.new_zeros(len(quiet), *slopes.shape[1:])])
-    return parts, slopes, V
-
-
-def _picture(t: int, own: list[int | None], found: list[Found], model: VFLModel, view: RoundView, label: int) -> Picture:
+def _picture(t: int, row: Row, found: list[Found], model: VFLModel, view: RoundView) -> Picture:
     blank = [view.parameters["head.bias"].new_zeros(shape) for shape in model.part_shapes]
     return Picture(
-        rounds=(t,), label=label,
-        slices=[b if i is None else f.x[i] for i, f, b in zip(own, found, blank)],
-        leaks=[i is not None or not ((label >= 0 and f.complete) or len(f.span.values) == 0) for i, f in zip(own, found)],
-        residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(own, found)],
-        certified=[i is not None and label >= 0 and bool(f.certified[i]) for i, f in zip(own, found)],
+        rounds=(t,), label=row.label,
+        slices=[b if i is None else f.x[i] for i, f, b in zip(row.slots, found, blank)],
+        leaks=[i is not None or not ((row.label >= 0 and f.complete) or len(f.span.values) == 0) for i, f in zip(row.slots, found)],
+        residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(row.slots, found)],
+        certified=[i is not None and row.sure and bool(f.certified[i]) for i, f in zip(row.slots, found)],
     )  # fmt: skip
 
 

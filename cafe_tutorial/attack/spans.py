@@ -21,7 +21,7 @@ class Span:
     Attributes
     ----------
     rows : Tensor, shape (|s|,), the batch, on the CPU
-    basis : Tensor, shape (d1 + 1, k), float64, orthonormal; k ≤ |s|, less where a row adds nothing
+    basis : Tensor, shape (d1 + 1, k), float64, orthonormal; k ≤ |s|, less where a row adds nothing or the v_n of rows are dependent
     values : Tensor, shape (k,), the singular values, largest first
     core : Tensor, shape (k, d2): K G̃ = basis @ core
     noise : standard deviation of an entry's error, from the singular values beyond |s|
@@ -46,7 +46,8 @@ class Span:
 
 def balance(weight: Tensor, bias: Tensor) -> float:
     """The scale with which the last row weighs as much as the others together; 1 where either gradient is zero."""
-    return float(weight.double().norm() / bias.double().norm().clamp_min(1e-30)) or 1.0
+    sizes = float(weight.double().norm()), float(bias.double().norm())
+    return sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
 
 
 def span(rows: Tensor, weight: Tensor, bias: Tensor, *, scale: float) -> Span:

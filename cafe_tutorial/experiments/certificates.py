@@ -45,10 +45,10 @@ SETTINGS = (
     Setting("photos", 24, 4, workers=4, method="few-rounds", epochs=3),
     Setting("digits", 100, 10, workers=4, method="one-round", seeds=2),
     Setting("mnist-sample", 100, 10, workers=1, method="one-round", seeds=2),
-    Setting("mnist-sample", 100, 20, workers=4, method="one-round", seeds=2),
-    Setting("mnist-sample", 100, 10, workers=16, method="one-round", seeds=2),
-    Setting("mnist-sample", 100, 20, workers=4, pretrain=60, method="one-round", seeds=2),
-    Setting("photos", 24, 8, workers=4, method="one-round", seeds=2),
+    Setting("mnist-sample", 100, 20, workers=4, method="one-round"),
+    Setting("mnist-sample", 100, 10, workers=16, method="one-round"),
+    Setting("mnist-sample", 100, 20, workers=4, pretrain=60, method="one-round"),
+    Setting("photos", 24, 8, workers=4, method="one-round"),
 )
 
 
