@@ -110,12 +110,15 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, in forward mode, COLUMNS images at once."""
     units = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape[1:])
 
-    def column(unit):
-        return jvp(function, (x,), (unit.expand_as(x),))[1]  # J e, (n, D)
+    columns = vmap(lambda unit: forward(function, x, unit.expand_as(x)), chunk_size=max(1, COLUMNS // len(x)))(units)  # (pixels, n, D)
+    return columns.transpose(0, 1).double()
 
+
+def forward(function: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
+    """The Jacobian at each x times d: J d, (n, D)."""
     with full_precision(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)  # torch's own, at its first forward mode
-        return vmap(column, chunk_size=max(1, COLUMNS // len(x)))(units).transpose(0, 1).double()
+        return jvp(function, (x,), (d,))[1]
 
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:

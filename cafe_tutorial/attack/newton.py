@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from scipy.optimize import lsq_linear
 from torch import Tensor
+from torch.func import vjp
 
-from .invert import GOAL, jacobian, jacobians_at_once
+from .invert import GOAL, forward, jacobian, jacobians_at_once
 
 STEPS = 6  # at most
 LENGTHS = (1.0, 0.5, 0.1)  # of a step, the best of them is taken
 GAIN = 0.5  # a step that leaves more of ρ than this is the last one
+LARGE = 1024  # pixels above which a least-squares problem with bounds takes too long
+CONJUGATE = 200  # conjugate gradients for a step then
+TOGETHER = 16  # large images at a time
 ROOM = 1e-9  # a pixel's interval has at least this width, for the solver
 
 
@@ -25,11 +29,13 @@ def gauss_newton(outside, x: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     outside : an :class:`~cafe_tutorial.attack.search.Outside` for the images; x : in [0, 1]; rho : ρ(x)
     """
     x, rho, left = x.clone(), rho.clone(), torch.arange(len(x), device=x.device)
-    chunk = jacobians_at_once(len(outside.bases) * outside.bases[0].shape[-2], x[0].numel())
+    large = x[0].numel() > LARGE
+    chunk = TOGETHER if large else jacobians_at_once(len(outside.bases) * outside.bases[0].shape[-2], x[0].numel())
+    step = _conjugate if large else _moves
     for _ in range(STEPS):
         if not len(left):
             break
-        moves = torch.cat([_moves(outside.at(rows), x[rows]) for rows in left.split(chunk)])
+        moves = torch.cat([step(outside.at(rows), x[rows]) for rows in left.split(chunk)])
         tried = torch.stack([(x[left] + length * moves).clamp(0, 1) for length in LENGTHS])
         best, which = torch.stack([outside.at(left).relative(t) for t in tried]).min(0)
         go_on = (best < GAIN * rho[left]) & (best > GOAL)
@@ -56,3 +62,23 @@ def _bounded(A: np.ndarray, b: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     unit = length / size
     bounds = np.minimum(-pixels, -ROOM) / unit, np.maximum(1 - pixels, ROOM) / unit
     return unit * lsq_linear(A / size, b / length, bounds=bounds, tol=1e-14, method="bvls").x
+
+
+def _conjugate(outside, x: Tensor) -> Tensor:
+    """As :func:`_moves`, by conjugate gradients over the pixels that are not held at 0 or 1."""
+    def dot(a, b):
+        return (a * b).flatten(1).sum(1).view(-1, *[1] * (a.dim() - 1))
+
+    residual, pull = vjp(outside, x)
+    gradient = pull(residual)[0]
+    free = ((x > 0) | (gradient < 0)) & ((x < 1) | (gradient > 0))
+    left, moves, downhill = -residual, torch.zeros_like(x), -gradient * free
+    direction, size = downhill, dot(downhill, downhill)
+    for _ in range(CONJUGATE):
+        along = forward(outside, x, direction)
+        length = size / dot(along, along)[..., None, None].clamp_min(1e-30)
+        moves, left = moves + length * direction, left - length.flatten(1) * along
+        downhill = pull(left)[0] * free
+        old, size = size, dot(downhill, downhill)
+        direction = downhill + size / old.clamp_min(1e-30) * direction
+    return moves.detach()
