@@ -177,7 +177,7 @@ def _picture(t: int, row: Row, found: list[Found], model: VFLModel, view: RoundV
         slices=[b if i is None else f.x[i] for i, f, b in zip(row.slots, found, blank)],
         leaks=[i is not None or not ((row.label >= 0 and f.complete) or len(f.span.values) == 0) for i, f in zip(row.slots, found)],
         residual=[float("nan") if i is None else float(f.residual[i]) for i, f in zip(row.slots, found)],
-        certified=[i is not None and row.sure and bool(f.certified[i]) for i, f in zip(row.slots, found)],
+        certified=[i is not None and sure and bool(f.certified[i]) for i, sure, f in zip(row.slots, row.sure, found)],
     )  # fmt: skip
 
 

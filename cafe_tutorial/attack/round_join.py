@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ..model import Parameters, VFLModel
@@ -15,15 +17,18 @@ if TYPE_CHECKING:
     from .one_round import Found
 
 EQUATIONS = 3  # numbers that must fit for slices to be joined
+EXACT = 1e-11  # ρ of a slice whose h̃ is good enough for the V of the others
+LOOSE = 0.1  # relative squared misfit up to which a slice left over may belong to a row that lacks one
 
 
 class Row(NamedTuple):
     """slots : the slice of each worker, None for one that is silent or was not found; label : -1 where the gradients confirm no
-    combination; sure : whether they show that it is one row's and no mixture's"""
+    combination; sure : of each slice, whether they show that it is this row's, and no mixture's; e : (classes,), p - y"""
 
     slots: list[int | None]
     label: int
-    sure: bool
+    sure: list[bool]
+    e: Tensor | None = None
 
 
 def join_round(model: VFLModel, parameters: Parameters, found: list[Found], size: int) -> list[Row]:
@@ -36,9 +41,9 @@ def join_round(model: VFLModel, parameters: Parameters, found: list[Found], size
     round_join.grow()
     if not combined:
         round_join.combine()
-    return round_join.rows + [
-        Row([rest[i] if i < len(rest) else None for rest in round_join.left], -1, False) for i in range(size - len(round_join.rows))
-    ]
+    round_join.fill()
+    more = range(size - len(round_join.rows))
+    return round_join.rows + [Row([rest[i] if i < len(rest) else None for rest in round_join.left], -1, [False] * len(found)) for i in more]
 
 
 class _RoundJoin:
@@ -70,7 +75,8 @@ class _RoundJoin:
             equations = sum(int(r[i]) for r, i in zip(ranks, choice))
             if misfit < JOINED and equations >= EQUATIONS and all(i is not None or s > 0 for i, s in zip(slots, self.silent)):
                 self.silent = [s - (i is None) for i, s in zip(slots, self.silent)]
-                self._take(Row(slots, label, True))
+                p = (self.bias + sum(part[i] for part, i in zip(parts, choice))).softmax(0)
+                self._take(Row(slots, label, [True] * len(slots), p - F.one_hot(torch.tensor(label), len(p)).to(p)))
         return joined is not None
 
     def grow(self) -> None:
@@ -81,9 +87,24 @@ class _RoundJoin:
         choice, labels, misfit, e = grow(slopes, V, absent, self.size - len(self.rows))
         confirmed, refuted = explained(choice, labels, e, parts, self.blanks, self.bias, single)
         left = [list(own) for own in self.left]
-        for chosen, label, miss, sure, no in zip(*(x.tolist() for x in (choice, labels, misfit, confirmed, refuted))):
+        for chosen, label, miss, sure, no, own_e in zip(*(x.tolist() for x in (choice, labels, misfit, confirmed, refuted)), e):
             if miss < float("inf") and not no:
-                self._take(Row([own[i] if i >= 0 else None for i, own in zip(chosen, left)], label, sure))
+                self._take(Row([own[i] if i >= 0 else None for i, own in zip(chosen, left)], label, [sure] * len(chosen), own_e))
+
+    def fill(self) -> None:
+        """Slices left over go to rows that lack one of their worker, where they fit best; not surely."""
+        for m, left in enumerate(self.left):
+            rows = [r for r, row in enumerate(self.rows) if row.slots[m] is None]
+            if not (left and rows):
+                continue
+            S, v, e = self.slopes[m][left], self.V[m][left], torch.stack([self.rows[r].e for r in rows])
+            misfit = (torch.einsum("idc,rc->rid", S, e) - v).square().sum(2) / v.square().sum(1).clamp_min(1e-300)  # (rows, left)
+            for r, i in zip(*linear_sum_assignment(misfit.clamp_min(1e-16).log().cpu().numpy())):
+                if misfit[r, i] < LOOSE:
+                    row, slots = self.rows[rows[r]], list(self.rows[rows[r]].slots)
+                    slots[m], sure = left[i], [s and w != m for w, s in enumerate(row.sure)]
+                    self.rows[rows[r]] = row._replace(slots=slots, sure=sure)
+        self.left = [[i for i in rest if all(row.slots[m] != i for row in self.rows)] for m, rest in enumerate(self.left)]
 
     def _take(self, row: Row) -> None:
         self.rows.append(row)
@@ -91,10 +112,19 @@ class _RoundJoin:
 
 
 def _terms(model: VFLModel, above: Parameters, m: int, found: Found) -> tuple[Tensor, Tensor, Tensor]:
-    """For the slices found: their part of the logits, their slopes and their V; see ``attack.join``."""
+    """For the slices found: their part of the logits, their slopes and their V; see ``attack.join``.
+
+    An inexact h̃ spoils the V of all others, so those of exact ones are solved for as if the rest were not found.
+    """
     own, C = found.span, found.coordinates
     h = C @ own.basis.T  # (f, d1 + 1)
     last = h[:, -1:] / own.scale
     parts, slopes = worker_terms(model, above, m, h[:, :-1] / last)
-    V, slopes = coefficients(C / last, own.core, slopes) if len(C) else (h.new_zeros(0, model.d2[m]), slopes)
-    return parts, slopes, V
+    if not len(C):
+        return parts, slopes, h.new_zeros(0, model.d2[m])
+    C, exact = C / last, found.residual < EXACT
+    V, kept = coefficients(C, own.core, slopes)
+    if bool(exact.any()) and not bool(exact.all()):
+        kept = kept.clone()
+        V[exact], kept[exact] = coefficients(C[exact], own.core, slopes[exact])
+    return parts, kept, V
