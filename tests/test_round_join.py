@@ -3,19 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import image_case
+from conftest import image_case, smooth_images
 
 from cafe_tutorial.attack.one_round import Found
 from cafe_tutorial.attack.round_join import join_round
 from cafe_tutorial.attack.spans import balance, span
 from cafe_tutorial.data import load_images
 
-MISSING, INEXACT = (2, 3), (1, 5)  # worker and row of a slice that is not found, and of one that is not exact
 
-
-def slices_in_disorder(grid=(2, 2), rows=12, seed=0):
+def slices_in_disorder(grid=(2, 2), rows=12, seed=0, data=None):
     """What a perfect search would find, in a random order a worker; the order; the model, Θ, and the rows' labels."""
-    data = load_images("mnist-sample", rows=rows, seed=1)
+    data = data or load_images("mnist-sample", rows=rows, seed=1)
     split, model, vfl = image_case(data, grid, batch_size=rows, d2=64)
     view = next(vfl.rounds(1))
     found, orders = [], []
@@ -61,23 +59,25 @@ def test_rows_come_together_in_any_order(grid, most, monkeypatch):
         assert row.label == labels[n] and all(s or i is None for s, i in zip(row.sure, own))
 
 
-def test_a_missing_slice_leaves_a_hole_and_an_inexact_one_fills_it():
-    found, orders, model, parameters, labels = slices_in_disorder()
-    for m, n in (MISSING, INEXACT):
-        assert n in orders[m].tolist()
-    without(found, orders, *MISSING)
-    m, n = INEXACT
+@pytest.mark.parametrize("m, n", [(2, 11), (5, 4)])
+def test_a_missing_slice_leaves_a_hole(m, n):
+    found, orders, model, parameters, labels = slices_in_disorder((2, 4), data=smooth_images(12, 1, 16, 32, classes=10))
+    without(found, orders, m, n)
+    for own, row in rows_named(join_round(model, parameters, found, 12), orders):
+        (k,) = {k for k in own if k is not None}
+        assert row.label == labels[k] and (k != n or own[m] is None)
+
+
+@pytest.mark.parametrize("m, n", [(1, 9), (6, 0)])
+def test_an_inexact_slice_spoils_no_other_and_is_not_sure(m, n):
+    found, orders, model, parameters, labels = slices_in_disorder((2, 4), data=smooth_images(12, 1, 16, 32, classes=10))
     at = int((orders[m] == n).nonzero()[0])
     found[m].residual[at] = 1e-8
     found[m].coordinates[at] += 1e-3 * torch.randn(found[m].coordinates.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     named = rows_named(join_round(model, parameters, found, 12), orders)
-    assert len(named) >= 11
-    by_row = {next(k for k in own if k is not None): (own, row) for own, row in named}
-    own, row = by_row[INEXACT[1]]
-    assert own[m] == n and not row.sure[m] and row.label == labels[n]
-    for own, row in named:
-        assert len({k for k in own if k is not None}) == 1
-    assert by_row[MISSING[1]][0][MISSING[0]] is None
+    joined = {own[0]: (own, row) for own, row in named}
+    assert len(named) >= 11 and all(len(set(own)) == 1 and row.label == labels[own[0]] for own, row in named)
+    assert n not in joined or (joined[n][0][m] == n and not joined[n][1].sure[m])
 
 
 def test_no_slices_at_all():

@@ -92,10 +92,10 @@ class _RoundJoin:
                 self._take(Row([own[i] if i >= 0 else None for i, own in zip(chosen, left)], label, [sure] * len(chosen), own_e))
 
     def fill(self) -> None:
-        """Slices left over go to rows that lack one of their worker, where they fit best; not surely."""
+        """Once there are all rows, slices left over go to those that lack one of their worker, where they fit best; not surely."""
         for m, left in enumerate(self.left):
             rows = [r for r, row in enumerate(self.rows) if row.slots[m] is None]
-            if not (left and rows):
+            if not (left and rows and len(self.rows) == self.size):
                 continue
             S, v, e = self.slopes[m][left], self.V[m][left], torch.stack([self.rows[r].e for r in rows])
             misfit = (torch.einsum("idc,rc->rid", S, e) - v).square().sum(2) / v.square().sum(1).clamp_min(1e-300)  # (rows, left)
