@@ -102,6 +102,7 @@ class FewRoundsCAFE:
             for _ in range(2):  # which of its candidates belong to a group shows better once the other groups have chosen
                 pool.select(self.rows)
             complete.append(self._complete(m, pool.H, pool.error))
+            # a direction may be that of a row that is neither found nor silent
             accounted = (pool.error.isfinite() | pool.silent)[: self.rows].cpu()
             settled.append(torch.stack([c & accounted[own.rows].all() for c, own in zip(complete[m], self.spans[m])]))
             silent.append(pool.silent[: self.rows] & (~member | complete[m]).all(1).to(pool.silent.device) & (not self._moved))
