@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--out", default="out", metavar="DIR", help="folder for the results; an earlier report there is replaced once the new one is complete (default: out)")
     a.add_argument("--quiet", action="store_true", help="no progress bars")
     e = commands.add_parser("experiment", help="repeat a measurement and write its JSON", description="Repeat a measurement and write its JSON with command, seed, device, versions and date.")
-    e.add_argument("name", choices=("speed", "certificates"), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers; certificates: certified slices against the truth, over tables and images")
+    e.add_argument("name", choices=("speed", "certificates", "span-certificates"), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers; certificates: the exact attack's certified slices against the truth, over tables and images; span-certificates: the same for few-rounds and one-round")
     e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     e.add_argument("--seed", type=int, default=0)
     e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only)")
@@ -141,7 +141,7 @@ def experiment(arguments: argparse.Namespace) -> int:
     if arguments.out:
         check_output(Path(arguments.out).absolute().parent)
     device = choose_device(arguments.device)
-    result = importlib.import_module(f".experiments.{arguments.name}", __package__).run(device=device, seed=arguments.seed, progress=not arguments.quiet)
+    result = importlib.import_module(f".experiments.{arguments.name.replace('-', '_')}", __package__).run(device=device, seed=arguments.seed, progress=not arguments.quiet)
     command = f"cafe-tutorial experiment {arguments.name} --device {arguments.device} --seed {arguments.seed}"
     text = json.dumps({**result, **provenance(device, arguments.seed, command)}, indent=2) + "\n"
     print(text, end="")

@@ -238,6 +238,19 @@ def test_experiment_certificates(tmp_path, monkeypatch):
     assert 0 < result["certified"] <= result["leak"] and {r["seed"] for r in result["settings"]} == {0, 1}
 
 
+def test_experiment_span_certificates(tmp_path, monkeypatch):
+    from cafe_tutorial.experiments import span_certificates
+    from cafe_tutorial.experiments.certificates import Setting
+
+    few = tuple(Setting("digits", 12, 3, workers=4, d2=32, method=method) for method in ("few-rounds", "one-round"))
+    full = span_certificates.run
+    monkeypatch.setattr(span_certificates, "run", lambda **options: full(settings=few, **options))
+    assert main(["experiment", "span-certificates", "--quiet", "--out", str(tmp_path / "c.json")]) == 0
+    result = json.loads((tmp_path / "c.json").read_text())
+    assert [r["method"] for r in result["settings"]] == ["few-rounds", "one-round"] and result["false"] == 0 and result["slices"] == 48 + 12
+    assert {s.method for s in span_certificates.SETTINGS} == {"few-rounds", "one-round"}
+
+
 def test_few_rounds(tmp_path):
     base = ["attack", "--data", "digits", "--rows", "16", "--batch-size", "4", "--method", "few-rounds", "--quiet", "--out", str(tmp_path / "o")]
     assert main(base) == 0
