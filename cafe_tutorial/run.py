@@ -6,6 +6,7 @@ import dataclasses
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -103,24 +104,28 @@ def run_attack(options: AttackOptions) -> Outcome:
         model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=optimizer,
         seed=options.seed, device=device,
     )  # fmt: skip
-    leaking = torch.stack([v.norm(dim=1) > 0 for v in row_gradients(vfl)[0]], 1)  # to score with
+    leaking = torch.stack([v.norm(dim=1) > 0 for v in row_gradients(vfl)[0]], 1)
+
+    def judge(leak: Leak) -> Score:
+        return score(leak, data, split, leaking=leaking)
+
     curve: list[dict] = []
     if options.method == "few-rounds":
         attack = FewRoundsCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
-        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), (data, split, leaking), curve)
+        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), judge, curve)
     elif options.method == "one-round":
         attack = OneRoundCAFE(model, seed=options.seed, progress=options.progress)
-        _observe(attack, vfl, options, options.rounds or 1, (data, split, leaking), curve)
+        _observe(attack, vfl, options, options.rounds or 1, judge, curve)
     elif options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
         _observe_exact(attack, vfl, options)
     else:
         attack = _iterative(options, model, rows, settings, device)
         total = (options.rounds or ITERATIONS) * (3 if options.method == "nested-loops" else 1)
-        _observe(attack, vfl, options, total, (data, split, leaking), curve)
+        _observe(attack, vfl, options, total, judge, curve)
     leak = attack.solve()
     seconds = time.perf_counter() - start
-    result = score(leak, data, split, leaking=leaking)
+    result = judge(leak)
     report = {
         "method": options.method,
         "data": data.name,
@@ -260,14 +265,14 @@ def _iterative(options, model, rows, settings, device):
     return NestedLoopsCAFE(model, iterations=options.rounds or ITERATIONS, **common)
 
 
-def _observe(attack, vfl, options, total: int, truth: tuple, curve: list[dict]) -> None:
+def _observe(attack, vfl, options, total: int, judge: Callable[[Leak], Score], curve: list[dict]) -> None:
     """Run ``total`` rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
     with _bar(options, total, options.method) as bar:
         for view in vfl.rounds(total):
             attack.observe(view)
             bar.update()
             if options.curve and attack.observed % options.curve == 0:
-                figures = score(attack.solve(), *truth[:2], leaking=truth[2]).summary()
+                figures = judge(attack.solve()).summary()
                 kept = ("psnr_slice_mean", "psnr_slice_median", "relative_error_median", "label_accuracy")
                 steps = dict(zip(("step1", "step2", "step3"), attack.objectives))
                 curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if math.isfinite(v) else None for k, v in steps.items()}})

@@ -33,10 +33,10 @@ def join_groups(
         for t, members in by_round.items():
             weights = {k: v.double() for k, v in above[t].items()}
             terms = [_terms(model, below, weights, m, spans[m][t], pool) for m, pool in enumerate(pools)]
+            single = [len(s[t].values) == len(s[t].rows) for s in spans]
             place = {n: i for i, n in enumerate(spans[0][t].rows.tolist())}
             for rounds in members:
                 own = left[rounds]
-                single = [len(s[t].values) == len(s[t].rows) for s in spans]
                 found = _rows([[x[[place[n] for n in own]] for x in term] for term in terms], [s[own] for s in silent], weights["head.bias"], single)
                 for m, (pool, quiet) in enumerate(zip(pools, silent)):
                     order = [own[slots[m]] for slots, *_ in found]

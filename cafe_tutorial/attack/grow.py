@@ -65,7 +65,7 @@ def explained(
     parts : (c_m, classes) a worker, of the logits; blanks : (b, classes) a worker, what a silent slice may add; bias : (classes,);
     single : whether a worker's span has as many directions as the batch has rows
     """
-    target = e + torch.nn.functional.one_hot(labels, e.shape[1]).to(e)  # p, if e is one row's
+    target = e + F.one_hot(labels, e.shape[1]).to(e)  # p, if e is one row's
     off = torch.full_like(e[:, 0], torch.inf)
     for kind in range(len(blanks[0])):
         choices = [torch.cat([part, blank[kind : kind + 1]])[own] for part, blank, own in zip(parts, blanks, choice.T)]

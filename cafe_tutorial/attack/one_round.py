@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..model import Parameters, VFLModel
+from ..model import VFLModel
 from ..protocol import RoundView
 from .invert import invert
 from .leak import Leak

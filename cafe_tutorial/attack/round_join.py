@@ -93,9 +93,11 @@ class _RoundJoin:
 
     def fill(self) -> None:
         """Once there are all rows, slices left over go to those that lack one of their worker, where they fit best; not surely."""
+        if len(self.rows) < self.size:
+            return
         for m, left in enumerate(self.left):
             rows = [r for r, row in enumerate(self.rows) if row.slots[m] is None]
-            if not (left and rows and len(self.rows) == self.size):
+            if not (left and rows):
                 continue
             S, v, e = self.slopes[m][left], self.V[m][left], torch.stack([self.rows[r].e for r in rows])
             misfit = (torch.einsum("idc,rc->rid", S, e) - v).square().sum(2) / v.square().sum(1).clamp_min(1e-300)  # (rows, left)
