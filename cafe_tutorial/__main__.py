@@ -40,8 +40,9 @@ def _setting(text: str) -> tuple[str, object]:
 def parser() -> argparse.ArgumentParser:
     from .attack import PRESETS
     from .data import BUILT_IN, DOWNLOADED
+    from .experiments.command import add_arguments
+    from .options import METHODS, NETWORKS, TRAINED
     from .protocol import SCHEDULES
-    from .run import METHODS, TRAINED
 
     top = argparse.ArgumentParser(
         prog="cafe-tutorial", description="CAFE: how a server recovers private rows in vertical federated learning.",
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--workers", type=int, metavar="M", help="workers; images are cut into a grid of M tiles (default: 4, for tables 3)")
     what.add_argument("--columns", type=_numbers, metavar="W1,W2,…", help="for tables: how many columns each worker holds")
     what.add_argument("--d2", type=int, default=256, help="outputs of each worker's first fully connected layer (default: 256)")
+    what.add_argument("--network", choices=NETWORKS, default="released", help="for images: the released network, or the smooth one of sigmoids that DLG needs (default: released)")
     what.add_argument("--double-softmax", action="store_true", help="apply a second softmax before the loss, as the released code does")
     proto = a.add_argument_group("the protocol")
     proto.add_argument("--batch-size", type=int, metavar="K", help="rows a round (default: 40, or a twentieth of fewer than 800 rows)")
@@ -67,22 +69,18 @@ def parser() -> argparse.ArgumentParser:
     proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
     proto.add_argument("--train", choices=TRAINED, default="all", help="which layers --learning-rate trains: all, or above: the first layers and what is above them (default: all)")
     how = a.add_argument_group("the attack")
-    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span")
+    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span; dlg to gc are earlier attacks in CAFE's loop, or on one batch where K = N")
     how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")
-    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, one-round 1, single-loop 8000, nested-loops 8000 for each of its three steps")
+    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, one-round 1, single-loop and the baselines 8000, nested-loops 8000 for each of its three steps")
     how.add_argument("--preset", choices=PRESETS, help="table 9's hyperparameters for the iterative methods (default: mnist for grey images and tables, cifar10 for colour)")
     how.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="change one hyperparameter of the preset, for example --set gamma=0 --set switch_step2=1e-9")
-    how.add_argument("--curve", type=int, default=0, metavar="T", help="iterative methods: record the score every T rounds in the report")
+    how.add_argument("--curve", type=int, default=0, metavar="T", help="iterative methods and baselines: record the score every T rounds in the report")
     a.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     a.add_argument("--seed", type=int, default=0, help="chooses rows, weights, batches and starts (default: 0)")
     a.add_argument("--out", default="out", metavar="DIR", help="folder for the results; an earlier report there is replaced once the new one is complete (default: out)")
     a.add_argument("--quiet", action="store_true", help="no progress bars")
-    e = commands.add_parser("experiment", help="repeat a measurement and write its JSON", description="Repeat a measurement and write its JSON with command, seed, device, versions and date.")
-    e.add_argument("name", choices=("speed", "certificates", "span-certificates"), help="speed: one single-loop iteration at the paper's MNIST size, fused and plain workers; certificates: the exact attack's certified slices against the truth, over tables and images; span-certificates: the same for few-rounds and one-round")
-    e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    e.add_argument("--seed", type=int, default=0)
-    e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only)")
-    e.add_argument("--quiet", action="store_true", help="no progress bar")
+    e = commands.add_parser("experiment", help="repeat a measurement and write its JSON", description="Repeat a measurement and write its JSON with command, seeds, device, versions and date.")
+    add_arguments(e)
     commands.add_parser("doctor", help="say what is installed, which device would be used, which data sets are at hand")
     return top
 
@@ -107,8 +105,9 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def attack(arguments: argparse.Namespace) -> int:
+    from .options import AttackOptions
     from .report import check_output, write_outputs
-    from .run import AttackOptions, run_attack
+    from .run import run_attack
 
     given = vars(arguments)
     names = AttackOptions.__dataclass_fields__
@@ -128,36 +127,17 @@ def attack(arguments: argparse.Namespace) -> int:
 
 
 def experiment(arguments: argparse.Namespace) -> int:
-    import importlib
-    import json
-    from pathlib import Path
+    from .experiments.command import run
 
-    from .report import check_output, provenance, put_in_place
-    from .run import check_seed, choose_device
-
-    check_seed(arguments.seed)
-    if arguments.out and Path(arguments.out).is_dir():
-        raise ValueError(f"out={arguments.out!r} is a folder; name a file")
-    if arguments.out:
-        check_output(Path(arguments.out).absolute().parent)
-    device = choose_device(arguments.device)
-    result = importlib.import_module(f".experiments.{arguments.name.replace('-', '_')}", __package__).run(device=device, seed=arguments.seed, progress=not arguments.quiet)
-    command = f"cafe-tutorial experiment {arguments.name} --device {arguments.device} --seed {arguments.seed}"
-    text = json.dumps({**result, **provenance(device, arguments.seed, command)}, indent=2) + "\n"
-    print(text, end="")
-    if arguments.out:
-        file = Path(arguments.out)
-        with put_in_place(file.parent, (file.name,)) as folder:
-            (folder / file.name).write_text(text)
-    return 0
+    return run(arguments)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from .data import BUILT_IN, DOWNLOADED, download_root
+    from .options import choose_device
     from .report import device_name, versions
-    from .run import choose_device
 
     for name, version in versions().items():
         print(f"{name:<15} {version}")
@@ -194,8 +174,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"cafe-tutorial: not enough memory; fewer rows, a smaller d2 or smaller images need less ({str(error).splitlines()[0]})", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("cafe-tutorial: interrupted; nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"cafe-tutorial: interrupted; {stop if str(stop) else 'nothing was written'}", file=sys.stderr)
         return 130
 
 

@@ -53,6 +53,15 @@ def convolutional_bottom(part_shape: Sequence[int], *, d2: int = 256, outputs: i
     return BottomModel(representation, nn.Linear(flat, d2), upper)
 
 
+def smooth_bottom(part_shape: Sequence[int], *, d2: int = 256, outputs: int = 10) -> BottomModel:
+    """A network like the one DLG was shown on, for a tile (C, h, w): three 5x5 convolutions of 12 filters with sigmoids, the
+    first two of stride 2, then fully connected layers of ``d2`` and ``outputs`` units. Its second derivatives never vanish."""
+    channels, height, width = part_shape
+    layers = [nn.Conv2d(channels, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid()]
+    flat = 12 * math.ceil(height / 4) * math.ceil(width / 4)
+    return BottomModel(nn.Sequential(*layers, nn.Flatten()), nn.Linear(flat, d2), nn.Sequential(nn.Sigmoid(), nn.Linear(d2, outputs)))
+
+
 def mlp_bottom(width: int, *, d2: int = 256, outputs: int = 10, activation: str = "tanh") -> BottomModel:
     """A bottom model for ``width`` table columns: h is the record itself, then ``d2``, 64 and ``outputs`` units."""
     kinds = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -68,6 +77,26 @@ def _glorot(module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
+
+
+def _uniform(module: nn.Module, generator: torch.Generator) -> None:
+    for value in module.parameters():
+        nn.init.uniform_(value, -0.5, 0.5, generator=generator)
+
+
+class Taps(nn.Module):
+    """A representation whose forward pass gives the outputs of its convolutions, (n, channels, h, w) each."""
+
+    def __init__(self, representation: nn.Sequential):
+        super().__init__()
+        self.representation = representation
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for layer in self.representation:
+            x = layer(x)
+            found += [x] * isinstance(layer, nn.Conv2d)
+        return tuple(found)
 
 
 class VFLModel:
@@ -126,13 +155,19 @@ class VFLModel:
         return cls._seeded(bottoms, part_shapes, classes, seed, options)
 
     @classmethod
-    def _seeded(cls, bottoms, part_shapes, classes, seed, options) -> VFLModel:
+    def smooth(cls, part_shapes, *, classes: int, d2: int = 64, seed: int = 0, **options) -> VFLModel:
+        """Sigmoid networks for tiles of the given shapes (C, h, w), all weights and biases uniform in [-0.5, 0.5]."""
+        bottoms = [smooth_bottom(shape, d2=_positive("d2", d2)) for shape in part_shapes]
+        return cls._seeded(bottoms, part_shapes, classes, seed, options, _uniform)
+
+    @classmethod
+    def _seeded(cls, bottoms, part_shapes, classes, seed, options, initialize=_glorot) -> VFLModel:
         if _positive("classes", classes) < 2:
             raise ValueError("classes=1 must be at least 2: with a single class the loss and every gradient are zero")
-        head = nn.Linear(sum(b.upper[-2].out_features for b in bottoms), classes)
+        head = nn.Linear(sum(_outputs(b) for b in bottoms), classes)
         generator = torch.Generator().manual_seed(seed)
         for module in [*bottoms, head]:
-            _glorot(module, generator)
+            initialize(module, generator)
         return cls(bottoms, head, part_shapes, **options)
 
     def to(self, *args, **kwargs) -> VFLModel:
@@ -183,17 +218,22 @@ class VFLModel:
         """A module of worker m's architecture; its weights mean nothing."""
         return self._templates[self._place[m][0]]
 
-    def _grouped(self, g: int, parameters: Parameters, part: str, x: Tensor):
-        """Apply one sub-module (or the whole bottom model) of group g to x (M_g, n, …)."""
+    def _grouped(self, g: int, parameters: Parameters, part: str, x: Tensor, wrap=None):
+        """Apply one sub-module (or the whole bottom model) of group g to x (M_g, n, …), ``wrap`` around it where given."""
         template = getattr(self._templates[g], part) if part else self._templates[g]
         prefix = f"group{g}.{part}." if part else f"group{g}."
-        own = {k[len(prefix):]: v for k, v in parameters.items() if k.startswith(prefix)}
+        inner, template = (f"{part}.", wrap(template)) if wrap else ("", template)
+        own = {inner + k[len(prefix):]: v for k, v in parameters.items() if k.startswith(prefix)}
         if x.shape[0] == 1:
             out = functional_call(template, {k: v[0] for k, v in own.items()}, (x[0],))
             return tuple(o[None] for o in out) if isinstance(out, tuple) else out[None]
         if not own:
             return template(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return vmap(lambda p, z: functional_call(template, p, (z,)))(own, x)
+
+    def convolutions(self, parameters: Parameters, stacked: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The outputs of every convolution, (M_g, n, …) to a tuple of (M_g, n, channels, h, w) a group."""
+        return [self._grouped(g, parameters, "representation", x, Taps) for g, x in enumerate(stacked)]
 
     def hidden(self, parameters: Parameters, stacked: Sequence[Tensor]) -> list[Tensor]:
         """h(Θ_c, x) for every group, (M_g, n, …) to (M_g, n, d1)."""
@@ -222,6 +262,11 @@ def full_precision():
     finally:
         for backend, value in zip(backends, before):
             backend.allow_tf32 = value
+
+
+def _outputs(bottom: BottomModel) -> int:
+    """How many outputs a bottom model has."""
+    return [layer for layer in bottom.upper if isinstance(layer, nn.Linear)][-1].out_features
 
 
 def _positive(name: str, value: int) -> int:

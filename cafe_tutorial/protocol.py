@@ -146,6 +146,23 @@ class VerticalFL:
         self._public = None
 
     @torch.no_grad()
+    def statistics(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """What batch normalisation behind every convolution would publish: mean and variance of its outputs over all rows.
+
+        By group and convolution, (M_g, channels) each. With these statistics frozen, such a layer is a fixed affine map; the map
+        that scales back by the same numbers makes the network the one that is there. Not part of a round: it is for the
+        one baseline that needs it, and gives the server more than the gradients do.
+        """
+        if any(self.model.holds_records(m) for m in range(self.model.workers)):
+            raise ValueError("the model has no convolution whose statistics could be published; use images")
+        parts = [self.model.convolutions(self.parameters, [x[:, i : i + 256] for x in self._stacked]) for i in range(0, self.rows, 256)]
+        found = []
+        for chunks in zip(*parts):  # a group's, chunk by chunk
+            layers = [torch.cat([z.flatten(3).transpose(2, 3).flatten(1, 2) for z in layer], 1) for layer in zip(*chunks)]  # (M_g, N h w, channels)
+            found.append([(z.mean(1), z.var(1, unbiased=False)) for z in layers])
+        return found
+
+    @torch.no_grad()
     def evaluate(self, parts: Sequence[Tensor] | None = None, labels: Tensor | None = None) -> tuple[float, float]:
         """Mean loss and accuracy of the present Θ on the given rows, or on the training rows."""
         stacked = self._stacked if parts is None else self.model.stack([p.to(self._stacked[0]) for p in parts])

@@ -9,7 +9,8 @@ from cafe_tutorial.attack.join import join, worker_terms
 from cafe_tutorial.attack.spans import common, span
 from cafe_tutorial.data import load_images
 from cafe_tutorial.metrics import score
-from cafe_tutorial.run import AttackOptions, run_attack
+from cafe_tutorial.options import AttackOptions
+from cafe_tutorial.run import run_attack
 
 SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
 

@@ -4,10 +4,12 @@ from .cafe import NestedLoopsCAFE, SingleLoopCAFE
 from .exact import ExactCAFE, NotIdentifiable
 from .few_rounds import FewRoundsCAFE
 from .leak import Leak
+from .matching import MatchingAttack
+from .objectives import OBJECTIVES
 from .one_round import OneRoundCAFE
 from .presets import PRESETS, Hyperparameters
 
 __all__ = [
-    "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "NestedLoopsCAFE", "NotIdentifiable", "OneRoundCAFE",
-    "SingleLoopCAFE",
+    "OBJECTIVES", "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "MatchingAttack", "NestedLoopsCAFE", "NotIdentifiable",
+    "OneRoundCAFE", "SingleLoopCAFE",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 import torch
 from tqdm.auto import tqdm
 
-from ..run import AttackOptions, run_attack
+from ..options import AttackOptions
+from ..run import run_attack
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""What ``experiment`` does: check the options, measure, put the JSON in place with its provenance."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+from ..data import load
+from ..options import check_seed, choose_device
+from ..report import check_output, provenance, put_in_place
+from . import tables
+from .sweep import Unfinished, run_cells
+
+FIXED = ("speed", "certificates", "span-certificates")  # one size, one seed
+SIZED = (*tables.NAMES, "labels")
+HELP = {
+    "table2": "CAFE and the baselines in the same loop", "table3": "batch sizes", "table4": "the terms of eq. 9, one set to zero at a time",
+    "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
+    "variants": "what holds the single loop back", "horizontal": "the baselines on one batch of one worker", "labels": "class counts from one batch, labels from many",
+    "speed": "an iteration's time by workers, steps I and III, whole attacks by rows", "certificates": "the exact attack's certified slices against the truth",
+    "span-certificates": "the same for few-rounds and one-round",
+}  # fmt: skip
+
+
+def add_arguments(e: argparse.ArgumentParser) -> None:
+    e.add_argument("name", choices=tuple(HELP), metavar="NAME", help="; ".join(f"{k}: {v}" for k, v in HELP.items()))
+    e.add_argument("--size", choices=tuple(tables.SIZES), help="smoke takes seconds, laptop minutes on two cores, paper has the paper's sizes and is meant for a GPU (default: laptop)")
+    e.add_argument("--data", metavar="NAME|PATH", help="what is attacked, as for attack (default: mnist-sample; digits for horizontal and for smoke)")
+    e.add_argument("--preset", help="table 9's hyperparameters, as for attack")
+    e.add_argument("--seeds", type=_seeds, metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first (default: 0,1,2; smoke: 0)")
+    e.add_argument("--methods", type=lambda text: tuple(text.split(",")), metavar="M1,M2,…", help="only these methods of a table")
+    e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    e.add_argument("--seed", type=int, help=f"for {', '.join(FIXED)} (default: 0)")
+    e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only); a table's attacks are kept in FILE.unfinished until all are done, and the same command goes on from there")
+    e.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas, for example 0,1,2") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    out = Path(arguments.out) if arguments.out else None
+    if out is not None and out.is_dir():
+        raise ValueError(f"out={arguments.out!r} is a folder; name a file")
+    if out is not None:
+        check_output(out.absolute().parent)
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    device = choose_device(arguments.device)
+    _check(arguments)
+    record = Unfinished(None, {})
+    seed = (arguments.seeds or (0,))[0] if arguments.name in SIZED else arguments.seed or 0
+    if arguments.name in SIZED:
+        result, record = _sized(arguments, device, out)
+    else:
+        module = importlib.import_module(f".{arguments.name.replace('-', '_')}", __package__)
+        result = module.run(device=device, seed=seed, progress=not arguments.quiet)
+    text = json.dumps({**result, **provenance(device, seed, command(arguments))}, indent=2, allow_nan=False) + "\n"
+    if out is None:
+        print(text, end="")
+        return 0
+    with put_in_place(out.absolute().parent, (out.name,)) as folder:
+        (folder / out.name).write_text(text)
+    record.remove()
+    print(f"written  {out}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    given = {k: getattr(arguments, k) for k in ("size", "data", "preset", "seeds", "methods") if getattr(arguments, k) is not None}
+    if arguments.name in FIXED and given:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"{name}={value!r} is for {', '.join(SIZED)}; {arguments.name} has no use for it")
+    if arguments.name in SIZED and arguments.seed is not None:
+        raise ValueError(f"seed={arguments.seed} is for {', '.join(FIXED)}; use seeds={arguments.seed}")
+    if arguments.name == "labels" and (arguments.methods or arguments.preset):
+        raise ValueError("methods and preset are for tables of attacks; labels has no use for them")
+    for seed in (*(arguments.seeds or ()), arguments.seed or 0):
+        check_seed(seed)
+
+
+def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
+    size, progress = arguments.size or "laptop", not arguments.quiet
+    data = arguments.data or ("digits" if arguments.name == "horizontal" or size == "smoke" else "mnist-sample")
+    load(data)  # a wrong name or file is told at once
+    if arguments.name == "labels":
+        from . import labels
+
+        return {"experiment": "labels", "size": size, **labels.run(device=device, size=size, data=data, seeds=arguments.seeds, progress=progress)}, Unfinished(None, {})
+    what = {"experiment": arguments.name, "size": size, "data": Path(data).name, "preset": arguments.preset, "seeds": arguments.seeds, "methods": arguments.methods}
+    chosen = tables.cells(arguments.name, size=size, data=data, preset=arguments.preset, seeds=arguments.seeds, methods=arguments.methods)
+    return run_cells(chosen, what, device=device, out=None if out is None else out.absolute(), progress=progress)
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """The command again, without the output file, and with the data's name for its path."""
+    parts = [f"cafe-tutorial experiment {arguments.name}"]
+    for name in ("size", "data", "preset", "seeds", "methods", "seed"):
+        value = getattr(arguments, name)
+        if value is not None:
+            text = Path(value).name if name == "data" else ",".join(map(str, value)) if isinstance(value, tuple) else value
+            parts.append(f"--{name} {shlex.quote(str(text))}")
+    return " ".join([*parts, f"--device {arguments.device}"])

@@ -1,0 +1,162 @@
+"""Many attacks as one measurement: cells that are run one after another, kept as they come, and gone on with after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from ..options import AttackOptions
+from ..report import provenance
+from ..run import run_attack
+
+KEPT = (
+    "data", "data_sha256", "rows", "workers", "batch_size", "schedule", "rounds", "seconds", "psnr_slice_mean", "psnr_slice_median",
+    "psnr_image_median", "ssim_mean", "label_accuracy", "slices_leaking", "slices_certified", "certified_psnr_min", "settings", "notes",
+)  # fmt: skip
+SPREAD = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy", "seconds")
+TIMES = ("seconds",)  # what another run of the same command may change
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack of a table: ``row`` and ``column`` name its place, ``options`` are those of ``attack``; ``levels`` in dB
+    and ``epochs`` are read off the recorded curve afterwards."""
+
+    row: str
+    column: str
+    seed: int
+    options: dict
+    levels: tuple[float, ...] = ()
+    epochs: tuple[int, ...] = ()
+
+
+@dataclass
+class Unfinished:
+    """The cells done so far, in a file beside the result: the first line says of which measurement, then a line a cell."""
+
+    file: Path | None
+    what: dict
+    done: list[dict] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Take up what an interrupted run left; a line that was cut short is dropped."""
+        if self.file is None or not self.file.exists():
+            return
+        lines = []
+        for text in self.file.read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+        if not lines:
+            return
+        differing = [k for k in self.what if lines[0].get(k) != self.what[k]]
+        if differing:
+            told = ", ".join(f"{k}={lines[0].get(k)!r} there and {self.what[k]!r} here" for k in differing)
+            raise ValueError(f"out: {self.file.name} holds an unfinished run with other options ({told}); repeat those, name another file, or remove it")
+        self.done = lines[1:]
+        self._write("w", [self.what, *self.done])
+
+    def add(self, result: dict) -> None:
+        self.done.append(result)
+        self._write("a" if len(self.done) > 1 else "w", [result] if len(self.done) > 1 else [self.what, result])
+
+    def _write(self, mode: str, lines: list[dict]) -> None:
+        if self.file is None:
+            return
+        with open(self.file, mode) as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def remove(self) -> None:
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Interrupted with something kept."""
+
+
+def run_cells(
+    cells: Sequence[Cell], what: dict, *, device: torch.device, out: Path | None = None, progress: bool = True,
+    attack: Callable[[AttackOptions], object] = run_attack,
+) -> tuple[dict, Unfinished]:  # fmt: skip
+    """Run the cells that are not done yet.
+
+    what : names the measurement; an unfinished run of another one is refused. out : the result's file, beside which
+    the cells done are kept until the result is in place; None keeps nothing. Returns the result without its
+    provenance, and the record of cells, to be removed once the result is written.
+    """
+    what = {**what, "versions": provenance(device, 0)["versions"], "device": provenance(device, 0)["device"], "cells": [dataclasses.asdict(c) for c in cells]}
+    record = Unfinished(None if out is None else out.with_name(out.name + ".unfinished"), json.loads(json.dumps(what)))
+    record.read()
+    try:
+        with tqdm(total=len(cells), initial=len(record.done), desc=what["experiment"], unit="attack", disable=not progress) as bar:
+            for cell in cells[len(record.done):]:
+                bar.set_postfix_str(f"{cell.row}, {cell.column}")
+                record.add(_result(cell, attack(AttackOptions(**cell.options, seed=cell.seed, device=device.type, progress=False)).report))
+                bar.update()
+    except KeyboardInterrupt as stop:
+        if record.file is None or not record.done:
+            raise
+        raise Interrupted(f"{len(record.done)} of {len(cells)} attacks are kept in {record.file.name}; the same command goes on from there") from stop
+    return {**{k: what[k] for k in what if k not in ("versions", "device", "cells")}, "cells": record.done, "summary": summary(record.done)}, record
+
+
+def _result(cell: Cell, report: dict) -> dict:
+    """What a table keeps of one report."""
+    found = {"row": cell.row, "column": cell.column, "method": report["method"], "seed": cell.seed, **{k: report.get(k) for k in KEPT}}
+    if report.get("curve"):
+        found["curve"] = report["curve"]
+    if cell.levels:
+        found["rounds_to"] = {str(level): rounds_to(report["curve"], level) for level in cell.levels}
+    if cell.epochs:
+        batches = -(-report["rows"] // report["batch_size"])
+        found["at_epochs"] = {str(e): at_rounds(report["curve"], e * batches) for e in cell.epochs}
+    return json.loads(json.dumps(found))
+
+
+def rounds_to(curve: list[dict], level: float) -> int | None:
+    """The first recorded round whose mean PSNR is at least ``level`` dB; None where none is."""
+    return next((point["rounds"] for point in curve if point["psnr_slice_mean"] >= level), None)
+
+
+def at_rounds(curve: list[dict], rounds: int) -> float | None:
+    """The recorded mean PSNR after ``rounds`` rounds; None where that round was not recorded."""
+    return next((point["psnr_slice_mean"] for point in curve if point["rounds"] == rounds), None)
+
+
+def summary(cells: list[dict]) -> list[dict]:
+    """Mean and standard deviation over the seeds, and the certified share, for each place of the table."""
+    places = list(dict.fromkeys((c["row"], c["column"]) for c in cells))
+    table = []
+    for row, column in places:
+        own = [c for c in cells if (c["row"], c["column"]) == (row, column)]
+        entry = {"row": row, "column": column, "seeds": [c["seed"] for c in own]}
+        for name in SPREAD:
+            values = [c[name] for c in own if c[name] is not None]
+            entry[name] = statistics.fmean(values) if values else None
+            entry[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+        leaking, certified = (sum(c[f"slices_{kind}"] for c in own) for kind in ("leaking", "certified"))
+        entry["certified_share"] = certified / leaking if leaking else None
+        table.append(entry)
+    return table
+
+
+def without_times(result: dict) -> dict:
+    """A result without what another run of the same command may change."""
+    def clean(thing):
+        if isinstance(thing, dict):
+            return {k: clean(v) for k, v in thing.items() if k.removesuffix("_sd") not in (*TIMES, "date")}
+        return [clean(v) for v in thing] if isinstance(thing, list) else thing
+
+    return clean(result)
