@@ -93,8 +93,9 @@ def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
         from . import labels
 
         return {"experiment": "labels", "size": size, **labels.run(device=device, size=size, data=data, seeds=arguments.seeds, progress=progress)}, Unfinished(None, {})
-    what = {"experiment": arguments.name, "size": size, "data": Path(data).name, "preset": arguments.preset, "seeds": arguments.seeds, "methods": arguments.methods}
     chosen = tables.cells(arguments.name, size=size, data=data, preset=arguments.preset, seeds=arguments.seeds, methods=arguments.methods)
+    seeds = sorted({c.seed for c in chosen})
+    what = {"experiment": arguments.name, "size": size, "data": Path(data).name, "preset": arguments.preset, "seeds": seeds, "methods": arguments.methods}
     return run_cells(chosen, what, device=device, out=None if out is None else out.absolute(), progress=progress)
 
 
