@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import image_case, smooth_images, table_case
 
-from cafe_tutorial.attack import ExactCAFE, FewRoundsCAFE, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
+from cafe_tutorial.attack import OBJECTIVES, ExactCAFE, FewRoundsCAFE, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
 from cafe_tutorial.data import Images
 from cafe_tutorial.protocol import VerticalFL
 
@@ -31,7 +31,8 @@ def reachable(start):
 
 NESTED = lambda m, rows: NestedLoopsCAFE(m, rows=rows, iterations=2)  # noqa: E731
 ONE_ROUND = lambda m, rows: OneRoundCAFE(m)  # noqa: E731
-KINDS = [(make, kind) for make in (ExactCAFE, FewRoundsCAFE, SingleLoopCAFE, NESTED) for kind in ("images", "table")]
+MATCHING = [lambda m, rows, n=n: MatchingAttack(m, rows=rows, objective=n, rounds=40) for n in OBJECTIVES if n not in ("bn", "idlg")]
+KINDS = [(make, kind) for make in (ExactCAFE, FewRoundsCAFE, SingleLoopCAFE, NESTED, *MATCHING) for kind in ("images", "table")]
 
 
 @pytest.mark.parametrize("make, kind", [*KINDS, (ONE_ROUND, "images")])
@@ -57,7 +58,10 @@ def test_nothing_leads_from_an_attack_to_the_data(make, kind):
     assert any(t is vfl._labels for t in known)
 
 
-@pytest.mark.parametrize("make", [lambda m: ExactCAFE(m, rows=8), lambda m: FewRoundsCAFE(m, rows=8), OneRoundCAFE])
+MATCHES = [lambda m, n=n: MatchingAttack(m, rows=8, objective=n, rounds=12) for n in OBJECTIVES if n not in ("bn", "idlg")]
+
+
+@pytest.mark.parametrize("make", [lambda m: ExactCAFE(m, rows=8), lambda m: FewRoundsCAFE(m, rows=8), OneRoundCAFE, *MATCHES])
 def test_an_attack_does_not_depend_on_anything_but_views_and_model(make):
     """The same views give the same leak when every private tensor has been overwritten."""
     leaks = []
@@ -73,3 +77,12 @@ def test_an_attack_does_not_depend_on_anything_but_views_and_model(make):
         leaks.append(attack.solve())
     assert all(torch.equal(a, b) for a, b in zip(leaks[0].slices, leaks[1].slices))
     assert torch.equal(leaks[0].labels, leaks[1].labels)
+
+
+def test_published_statistics_are_numbers_a_channel():
+    """What the BN baseline is given beyond the rounds: two numbers a channel and worker, sharing no memory with the rows."""
+    data = smooth_images(6, 1, 4, 4)
+    _, _, vfl = image_case(data, (1, 2), batch_size=2)
+    given = [v for group in vfl.statistics() for layer in group for v in layer]
+    assert [tuple(v.shape) for v in given] == [(2, 64), (2, 64), (2, 128), (2, 128)] and not any(v.requires_grad for v in given)
+    assert not {v.untyped_storage().data_ptr() for v in given} & {x.untyped_storage().data_ptr() for x in vfl._stacked}

@@ -13,8 +13,9 @@ def label_counts(view: RoundView) -> Tensor:
 
     The head's bias gradient of class c is Σ_n (p_nc - y_nc) / |s|. If all rows of class j had the same probabilities
     p̄_j, the counts would solve Σ_j n_j p̄_jc - n_c = |s| ∂b_c with Σ_j n_j = |s|. Each class is given a prototype, its weight
-    gradient divided by its bias gradient, a weighted mean of the head's inputs; p̄_j is what the head makes of it. The counts
-    are the least-squares solution, rounded so that their sum stays.
+    gradient divided by its bias gradient, a weighted sum of the head's inputs in which the class's own rows weigh most unless the
+    model is sure and wrong; p̄_j is what the head makes of it. The counts are the least-squares solution, rounded so that
+    their sum stays.
     """
     size = len(view.indices)
     W, b = view.parameters["head.weight"].double(), view.parameters["head.bias"].double()  # (classes, D), (classes,)

@@ -8,6 +8,7 @@ import json
 import shlex
 from pathlib import Path
 
+from ..attack import PRESETS
 from ..data import load
 from ..options import check_seed, choose_device
 from ..report import check_output, provenance, put_in_place
@@ -81,6 +82,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"seed={arguments.seed} is for {', '.join(FIXED)}; use seeds={arguments.seed}")
     if arguments.name == "labels" and (arguments.methods or arguments.preset):
         raise ValueError("methods and preset are for tables of attacks; labels has no use for them")
+    if arguments.preset is not None and arguments.preset not in PRESETS:
+        raise ValueError(f"preset={arguments.preset!r} must be one of {', '.join(PRESETS)}")
     for seed in (*(arguments.seeds or ()), arguments.seed or 0):
         check_seed(seed)
 
