@@ -213,17 +213,23 @@ def test_the_report_names_its_command_without_paths(tmp_path):
     assert report_of(tmp_path / "o")["command"] == expected
 
 
-def test_experiment_speed(tmp_path, monkeypatch, capsys):
-    from cafe_tutorial.experiments import speed
-
-    full = speed.run
-    monkeypatch.setattr(speed, "run", lambda **options: full(repeats=1, **options))
-    assert main(["experiment", "speed", "--quiet", "--out", str(tmp_path / "s.json")]) == 0
+def test_experiment_speed(tmp_path):
+    assert main(["experiment", "speed", "--size", "smoke", "--quiet", "--out", str(tmp_path / "s.json")]) == 0
     result = json.loads((tmp_path / "s.json").read_text())
-    assert result["plain_over_fused"] > 0 and set(result["milliseconds"]["fused"]) == {"round", "step1", "step2", "step3"}
+    assert set(result["iteration"]) == {"1", "4", "16"}
+    for by in result["iteration"].values():
+        assert by["plain_over_fused"] > 0 and set(by["fused"]) == set(by["plain"]) == {"round", "step1", "step2", "step3"}
     assert result["command"].startswith("cafe-tutorial experiment speed") and 0 < sum(result["operations"].values()) <= 1
+    assert result["step1"]["exact_error"] < 1e-5 < result["step1"]["iterative_error"] and result["step3"]["residual_median"] < 1e-8
+    assert set(result["attacks"]) == {"exact", "few-rounds"} == set(result["growth_exponent"])
     (tmp_path / "file").write_text("x")
     assert main(["experiment", "speed", "--out", str(tmp_path / "file" / "s.json")]) == 2
+
+
+def test_the_growth_exponent():
+    from cafe_tutorial.experiments.speed import exponent
+
+    assert exponent({n: 3 * n**1.5 for n in (10, 30, 70)}) == pytest.approx(1.5)
 
 
 def test_experiment_certificates(tmp_path, monkeypatch):

@@ -140,7 +140,8 @@ def test_seeds_are_those_of_the_fast_methods():
     [
         (["table2", "--methods", "exact,magic"], "methods: 'magic' is not in table2; it has exact"),
         (["table2", "--seed", "3"], "use seeds=3"),
-        (["speed", "--size", "laptop"], "size='laptop' is for table2"),
+        (["certificates", "--size", "laptop"], "size='laptop' is for table2"),
+        (["speed", "--methods", "exact"], "speed has no use for them"),
         (["certificates", "--data", "digits"], "data='digits' is for"),
         (["table2", "--seeds", "-1"], "seed=-1 must be from 0"),
         (["table2", "--data", "no-such-file.npz"], "no-such-file.npz"),

@@ -15,8 +15,9 @@ from ..report import check_output, provenance, put_in_place
 from . import tables
 from .sweep import Unfinished, run_cells
 
-FIXED = ("speed", "certificates", "span-certificates")  # one size, one seed
-SIZED = (*tables.NAMES, "labels")
+FIXED = ("certificates", "span-certificates")  # one size, one seed
+MEASURED = ("labels", "speed")  # by size, without attacks to go on with
+SIZED = (*tables.NAMES, *MEASURED)
 HELP = {
     "table2": "CAFE and the baselines in the same loop", "table3": "batch sizes", "table4": "the terms of eq. 9, one set to zero at a time",
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
@@ -80,8 +81,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{name}={value!r} is for {', '.join(SIZED)}; {arguments.name} has no use for it")
     if arguments.name in SIZED and arguments.seed is not None:
         raise ValueError(f"seed={arguments.seed} is for {', '.join(FIXED)}; use seeds={arguments.seed}")
-    if arguments.name == "labels" and (arguments.methods or arguments.preset):
-        raise ValueError("methods and preset are for tables of attacks; labels has no use for them")
+    if arguments.name in MEASURED and (arguments.methods or arguments.preset):
+        raise ValueError(f"methods and preset are for tables of attacks; {arguments.name} has no use for them")
     if arguments.preset is not None and arguments.preset not in PRESETS:
         raise ValueError(f"preset={arguments.preset!r} must be one of {', '.join(PRESETS)}")
     for seed in (*(arguments.seeds or ()), arguments.seed or 0):
@@ -92,10 +93,10 @@ def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
     size, progress = arguments.size or "laptop", not arguments.quiet
     data = arguments.data or ("digits" if arguments.name == "horizontal" or size == "smoke" else "mnist-sample")
     load(data)  # a wrong name or file is told at once
-    if arguments.name == "labels":
-        from . import labels
-
-        return {"experiment": "labels", "size": size, **labels.run(device=device, size=size, data=data, seeds=arguments.seeds, progress=progress)}, Unfinished(None, {})
+    if arguments.name in MEASURED:
+        module = importlib.import_module(f".{arguments.name}", __package__)
+        result = module.run(device=device, size=size, data=data, seeds=arguments.seeds, progress=progress)
+        return {"experiment": arguments.name, "size": size, **result}, Unfinished(None, {})
     chosen = tables.cells(arguments.name, size=size, data=data, preset=arguments.preset, seeds=arguments.seeds, methods=arguments.methods)
     seeds = sorted({c.seed for c in chosen})
     what = {"experiment": arguments.name, "size": size, "data": Path(data).name, "preset": arguments.preset, "seeds": seeds, "methods": arguments.methods}

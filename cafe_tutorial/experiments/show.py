@@ -1,0 +1,51 @@
+"""Results of ``tables`` as text, beside the paper's values."""
+
+from __future__ import annotations
+
+from .paper import PAPER
+
+LABELS = {
+    "dlg": "DLG", "idlg": "iDLG", "cosine": "cosine", "sapag": "SAPAG", "bn": "BN regularizer", "gc": "GC regularizer",
+    "single-loop": "CAFE, single loop", "nested-loops": "CAFE, nested loops",
+}  # fmt: skip
+
+
+def beside(result: dict, like: str | None = None) -> str:
+    """One line a place: the paper's PSNR, ours (mean of the slices, then over seeds, with the standard deviation), labels,
+    certified share of the slices that leak, seconds.
+
+    result : a results file of a table; like : the paper's data set to set beside it, ``mnist``, ``cifar10`` or ``linnaeus5``
+    """
+    paper = PAPER.get(result["experiment"], {}).get(like, {})
+    head = f"{'':31}{'paper':>7}{'ours':>8}{'±':>6}{'seeds':>7}{'labels':>8}{'certified':>10}{'s':>6}"
+    lines = [head]
+    several = len({e["column"] for e in result["summary"]}) > 1
+    for entry in result["summary"]:
+        place = LABELS.get(entry["row"], entry["row"]) + (f", {entry['column']}" if several else "")
+        known = paper.get((entry["row"], entry["column"]))
+        spread = entry["psnr_slice_mean_sd"]
+        lines.append(
+            f"{place:31}{'' if known is None else f'{known:.2f}':>7}{entry['psnr_slice_mean']:8.1f}{'' if spread is None else f'{spread:.1f}':>6}"
+            f"{len(entry['seeds']):7}{100 * entry['label_accuracy']:7.0f}%{100 * (entry['certified_share'] or 0):9.0f}%{entry['seconds']:6.0f}"
+        )
+    return "\n".join(lines)
+
+
+def grid(result: dict, rows: dict[str, str] | None = None) -> str:
+    """PSNR by row and column of a table: a line a row, a column for each of the table's."""
+    columns = list(dict.fromkeys(e["column"] for e in result["summary"]))
+    names = rows or {row: LABELS.get(row, row) for row in dict.fromkeys(e["row"] for e in result["summary"])}
+    values = {(e["row"], e["column"]): e["psnr_slice_mean"] for e in result["summary"]}
+    width = max(9, *(len(c) + 2 for c in columns))
+    lines = [f"{'':22}" + "".join(f"{c:>{width}}" for c in columns)]
+    for row, name in names.items():
+        cells = (values.get((row, c)) for c in columns)
+        lines.append(f"{name:22}" + "".join(f"{'' if v is None else f'{v:.1f}':>{width}}" for v in cells))
+    return "\n".join(lines)
+
+
+def measured(result: dict) -> str:
+    """Size, device, date and command of a results file, in two lines."""
+    size = {k: sorted({c[k] for c in result["cells"]}) for k in ("rows", "workers", "batch_size", "rounds")}
+    told = ", ".join(f"{name.replace('_', ' ')} {'/'.join(map(str, values))}" for name, values in size.items() if len(values) < 4)
+    return f"{told}; {result['device']}; {result['date']}\n{result['command']}"
