@@ -1,6 +1,7 @@
 # make book   executes every notebook and writes _build/html/index.html; warnings are errors
 # make test   runs the package's tests and every notebook
 # make pages  looks at the built pages in headless Chromium, where there is one
+# make sweep  runs the experiments at the laptop size into out/; make -j2 sweep on two cores at once
 # make attack runs the exact attack on 800 digits and writes out/
 # make address REPO=https://github.com/you/your-fork   sets the repository's address everywhere
 # make clean  removes what was built, and the environment
@@ -10,7 +11,7 @@ BIN := .venv/bin
 PACKAGE := $(shell find cafe_tutorial -name '*.py' -o -name '*.json')
 ADDRESS := $(shell sed -n 's/^  url: //p' _config.yml)
 
-.PHONY: book test pages attack address clean
+.PHONY: book test pages attack sweep address clean
 
 .venv/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
@@ -36,6 +37,14 @@ pages: .venv/.installed
 
 attack: .venv/.installed
 	$(BIN)/cafe-tutorial attack
+
+SIZE ?= laptop
+SWEEP := table2 table10 table3 variants horizontal table6 table4 table5 yale labels
+
+sweep: $(SWEEP:%=out/$(SIZE)/%.json)
+
+out/$(SIZE)/%.json: | .venv/.installed
+	OMP_NUM_THREADS=1 $(BIN)/cafe-tutorial experiment $* --size $(SIZE) --quiet --out $@
 
 address:
 	@test -n "$(REPO)" || { echo "make address REPO=https://github.com/you/your-fork"; exit 1; }
