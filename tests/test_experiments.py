@@ -145,6 +145,7 @@ def test_seeds_are_those_of_the_fast_methods():
         (["certificates", "--data", "digits"], "data='digits' is for"),
         (["table2", "--seeds", "-1"], "seed=-1 must be from 0"),
         (["table2", "--data", "no-such-file.npz"], "no-such-file.npz"),
+        (["yale"], "data: yale is about faces"),
         (["table2", "--preset", "mnits"], "preset='mnits' must be one of"),
     ],
 )

@@ -92,6 +92,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
     size, progress = arguments.size or "laptop", not arguments.quiet
     data = arguments.data or ("digits" if arguments.name == "horizontal" or size == "smoke" else "mnist-sample")
+    if arguments.name == "yale" and size != "smoke" and arguments.data is None:
+        raise ValueError("data: yale is about faces, which no package ships; name a file of them with --data, images (165, 32, 32) and labels")
     load(data)  # a wrong name or file is told at once
     if arguments.name in MEASURED:
         module = importlib.import_module(f".{arguments.name}", __package__)
