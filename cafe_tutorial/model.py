@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,17 @@ def _glorot(module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a bottom model as a function: ``module`` with these ``parameters`` in place of its own."""
+
+    module: nn.Module
+    parameters: Parameters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional_call(self.module, self.parameters, (x,))
 
 
 class VFLModel:
@@ -169,7 +181,7 @@ class VFLModel:
 
     def _piece(self, m: int, name: str, parameters: Parameters):
         own = {k.removeprefix(f"{name}."): v for k, v in self.of_worker(parameters, m).items() if k.startswith(f"{name}.")}
-        return lambda x: functional_call(getattr(self.template(m), name), own, (x,))
+        return Piece(getattr(self.template(m), name), own)
 
     def holds_records(self, m: int) -> bool:
         """Whether worker m's h is its part of the record itself, as for tables."""
