@@ -8,20 +8,21 @@ for the Gram matrix of h's Jacobian is well conditioned. Rows that miss the goal
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from ..model import full_precision
+from .chords import chords
+from .layers import evaluate, layers_of, part, spare, thinned
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
-COLUMNS = 64  # of Jacobians, formed in one batch
+CARRY = (20, 10, 10, 120)  # gradient steps before each Jacobian
+ROUGH = 1 / 3  # of an attempt's first steps, with as few filters as tell images apart
 
 
 @dataclass(frozen=True)
@@ -83,53 +84,37 @@ def invert(
     return x, residual
 
 
-def gains(representation: Callable[[Tensor], Tensor], x: Tensor, *, inset: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """By how much h changes at the least and at the most for a unit change of x: σ_min and σ_max of its Jacobian, (n,) each.
-
-    As far as h is linear, an error ‖δh‖ of h allows an error of x of up to ‖δh‖ / σ_min; σ_min is zero where
-    part of x does not reach h. The whole Jacobian is formed, a column a pixel. Images are first moved
-    ``inset`` inside [0, 1], for at a black pixel ReLUs stand at their kink and autograd's slope there is zero.
-    """
-    width = representation(x[:1]).shape[1]
-    both = [_extreme_singular_values(representation, part, inset) for part in x.split(jacobians_at_once(width, x[0].numel()))]
-    return tuple(torch.cat(ends) for ends in zip(*both))
-
-
-def jacobians_at_once(width: int, pixels: int) -> int:
-    """How many Jacobians, (pixels, width) each, fit into 200 MB of float64."""
-    return max(1, 25_000_000 // (width * pixels))
-
-
-def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
-    J = jacobian(representation, x.clamp(inset, 1 - inset) if x.dim() == 4 else x)
-    values = torch.linalg.eigvalsh(J @ J.transpose(1, 2)).clamp_min(0).sqrt().to(x)
-    return values[:, 0], values[:, -1]
-
-
-def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, in forward mode, COLUMNS images at once."""
-    units = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape[1:])
-
-    columns = vmap(lambda unit: forward(function, x, unit.expand_as(x)), chunk_size=max(1, COLUMNS // len(x)))(units)  # (pixels, n, D)
-    return columns.transpose(0, 1).double()
-
-
-def forward(function: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
-    """The Jacobian at each x times d: J d, (n, D)."""
-    with full_precision(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)  # torch's own, at its first forward mode
-        return jvp(function, (x,), (d,))[1]
-
-
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
+    x = start(attempt.start, len(target), shape, generator).to(target)
+    layers, pixels = layers_of(representation), x[0].numel()
+    if layers is not None:
+        representation = lambda x: evaluate(layers, x)  # noqa: E731
+    every = spare(layers, target.shape[1], pixels) if layers else 1
+
     def objective(x, rows):
         return _relative(representation, target[rows], x)
 
-    x = start(attempt.start, len(target), shape, generator).to(target)
-    x = adam(objective, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
-    if attempt.settle:
-        x = adam(objective, x, attempt.settle, 0.03, 0.0)
-    return settle(objective, x)
+    if every == 1:
+        x = adam(objective, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
+        x = adam(objective, x, attempt.settle, 0.03, 0.0) if attempt.settle else x
+        return settle(objective, x)
+    few, some = thinned(layers, every), part(target, layers, every)
+    first = 0 if attempt.settle else round(ROUGH * attempt.steps)
+    x = adam(lambda x, rows: _relative(lambda x: evaluate(few, x), some[rows], x), x, first, 0.1, 0.07)
+    x = adam(objective, x, attempt.steps - first, 0.07 if first else 0.1, 0.03, tv=attempt.tv)
+    x = adam(objective, x, attempt.settle, 0.03, 0.0) if attempt.settle else x
+    rho = torch.full_like(target[:, 0], math.inf)
+    left = torch.arange(len(x), device=x.device)
+    for steps in CARRY:
+        y, r = settle(lambda x, rows: objective(x, left[rows]), x[left], steps=steps)
+        z = chords(few, some[left], y)
+        rz = objective(z, left).detach()
+        better = rz < r
+        x[left], rho[left] = torch.where(better.view(-1, 1, 1, 1), z, y), torch.minimum(r, rz)
+        left = left[rho[left] > 10 * GOAL]
+        if not len(left):
+            break
+    return x, rho
 
 
 def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:

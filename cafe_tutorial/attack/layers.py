@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Layer = tuple[nn.Module, Tensor | None, Tensor | None]  # with the weight and the bias to use, where it has them
+ENOUGH = 2.5  # entries of h a pixel
 FEW = 256  # a convolution with no more entries a filter than this is turned round by one product and a fold
 
 
@@ -64,6 +65,11 @@ def thinned(layers: list[Layer], every: int) -> list[Layer]:
 
 def _last(layers: list[Layer]) -> int:
     return max(i for i, (layer, *_) in enumerate(layers) if type(layer) is nn.Conv2d)
+
+
+def spare(layers: list[Layer], width: int, pixels: int) -> int:
+    """Every how many-th filter of the last convolution leaves enough of h's ``width`` entries for so many pixels; from 1 to 4."""
+    return max(1, min(4, int(width / (ENOUGH * pixels)), filters(layers)))
 
 
 def part(h: Tensor, layers: list[Layer], every: int) -> Tensor:
