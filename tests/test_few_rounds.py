@@ -11,7 +11,7 @@ from cafe_tutorial.data import load_images
 from cafe_tutorial.metrics import score
 from cafe_tutorial.run import AttackOptions, run_attack
 
-SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
+SHORT = (Attempt("grey", 30), Attempt("smooth", 160, 1e-3))
 
 
 def watched(model, vfl, rounds, **options):

@@ -21,26 +21,30 @@ from .layers import evaluate, layers_of, part, spare, thinned
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
-CARRY = (20, 10, 10, 120)  # gradient steps before each Jacobian
-ROUGH = 1 / 3  # of an attempt's first steps, with as few filters as tell images apart
+TINY = 1e-14  # keeps the logarithm of an exact fit finite
+LARGE = 1024  # pixels above which a Jacobian for every row takes too long
+BETWEEN = 10  # gradient steps before each of them
+JACOBIANS = 4  # for a row at most, as long as each leaves less than a tenth
+NEAR = 1e-4  # ρ from which a row may be in the right piece
+DONE = 1e-12  # ρ from which a further Jacobian is not worth its time
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One round of starts: ``steps`` of Adam at a rate falling from 0.1 to 0.03, with a total-variation
-    weight that vanishes half-way, then ``settle`` steps with the rate falling to zero."""
+    """One round of starts: ``steps`` of Adam on log ρ at a rate falling from 0.1 to zero, with noise added to the image up to
+    55 % of them and a total-variation weight that vanishes half-way."""
 
     start: str
     steps: int
-    settle: int = 0
     tv: float = 0.0
+    noise: float = 0.0
 
 
 ATTEMPTS = (
-    Attempt("grey", 30),
-    Attempt("smooth", 300, 300, 1e-3),
-    Attempt("smooth", 300, 300, 1e-3),
-    Attempt("smooth", 600, 400, 1e-3),
+    Attempt("grey", 40),
+    Attempt("smooth", 300, 2e-2, 0.03),
+    Attempt("smooth", 600, 2e-2, 0.03),
+    Attempt("smooth", 1000, 2e-2, 0.03),
 )
 
 
@@ -86,34 +90,29 @@ def invert(
 
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
     x = start(attempt.start, len(target), shape, generator).to(target)
-    layers, pixels = layers_of(representation), x[0].numel()
-    if layers is not None:
-        representation = lambda x: evaluate(layers, x)  # noqa: E731
-    every = spare(layers, target.shape[1], pixels) if layers else 1
+    layers = layers_of(representation)
+    every = spare(layers, target.shape[1], x[0].numel()) if layers else 1
+    h = representation if layers is None else lambda x: evaluate(layers, x)
 
-    def objective(x, rows):
-        return _relative(representation, target[rows], x)
+    def distance(x, rows):
+        return _relative(h, target[rows], x)
 
-    if every == 1:
-        x = adam(objective, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
-        x = adam(objective, x, attempt.settle, 0.03, 0.0) if attempt.settle else x
-        return settle(objective, x)
+    x = adam(lambda x, rows: (distance(x, rows) + TINY).log(), x, attempt.steps, 0.1, 0.0, tv=attempt.tv, noise=attempt.noise, generator=generator)
+    if layers is None or x[0].numel() > LARGE:
+        return settle(distance, x)
     few, some = thinned(layers, every), part(target, layers, every)
-    first = 0 if attempt.settle else round(ROUGH * attempt.steps)
-    x = adam(lambda x, rows: _relative(lambda x: evaluate(few, x), some[rows], x), x, first, 0.1, 0.07)
-    x = adam(objective, x, attempt.steps - first, 0.07 if first else 0.1, 0.03, tv=attempt.tv)
-    x = adam(objective, x, attempt.settle, 0.03, 0.0) if attempt.settle else x
-    rho = torch.full_like(target[:, 0], math.inf)
-    left = torch.arange(len(x), device=x.device)
-    for steps in CARRY:
-        y, r = settle(lambda x, rows: objective(x, left[rows]), x[left], steps=steps)
-        z = chords(few, some[left], y)
-        rz = objective(z, left).detach()
-        better = rz < r
-        x[left], rho[left] = torch.where(better.view(-1, 1, 1, 1), z, y), torch.minimum(r, rz)
-        left = left[rho[left] > 10 * GOAL]
+    rho, left = torch.full_like(target[:, 0], math.inf), torch.arange(len(x), device=x.device)
+    for _ in range(JACOBIANS):
+        before = rho[left]
+        x[left], rho[left] = settle(lambda x, rows: distance(x, left[rows]), x[left], steps=BETWEEN)
+        left, before = left[rho[left] < NEAR], before[rho[left] < NEAR]
         if not len(left):
             break
+        closer = chords(few, some[left], x[left])
+        less = distance(closer, left).detach()
+        better = less < rho[left]
+        x[left[better]], rho[left[better]] = closer[better], less[better]
+        left = left[(rho[left] > DONE) & (rho[left] < 0.1 * before)]
     return x, rho
 
 
