@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from .layers import Layer, evaluate
-from .local import local_jacobian
+from .local import at_once, local_jacobian
 
 STEPS = 4  # with one Jacobian
-TOGETHER = 8  # images at a time, for a CPU's cache
 RIDGE = 1e-6  # of the mean square of a Jacobian's column, added to each
 
 
@@ -22,7 +21,7 @@ def chords(layers: list[Layer], target: Tensor, x: Tensor) -> Tensor:
 
     Pixels that stand at 0 or 1 and that the gradient holds there are left alone.
     """
-    size = TOGETHER if x.device.type == "cpu" else len(x)
+    size = at_once(target.shape[1], x[0].numel(), x.device)
     return torch.cat([_chords(layers, *both) for both in zip(target.split(size), x.split(size))])
 
 

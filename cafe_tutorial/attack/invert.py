@@ -1,8 +1,8 @@
 """Step III with an exact H: find the x whose representation h(x) is the recovered h_n, images in [0, 1].
 
-The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam carries a
-start into the right linear piece of h; projected gradient steps of Barzilai-Borwein length finish,
-for the Gram matrix of h's Jacobian is well conditioned. Rows that miss the goal start again, longer.
+The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam on log ρ, whose
+gradient does not vanish with ρ, carries a start near the right linear piece of h; projected gradient steps of
+Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TINY = 1e-14  # keeps the logarithm of an exact fit finite
 LARGE = 1024  # pixels above which a Jacobian for every row takes too long
 BETWEEN = 10  # gradient steps before each of them
 JACOBIANS = 4  # for a row at most, as long as each leaves less than a tenth
-NEAR = 1e-4  # ρ from which a row may be in the right piece
+NEAR = 1e-5  # ρ from which a row may be in the right piece
 DONE = 1e-12  # ρ from which a further Jacobian is not worth its time
 
 
@@ -41,6 +41,7 @@ class Attempt:
 
 
 ATTEMPTS = (
+    Attempt("grey", 40),
     Attempt("grey", 40),
     Attempt("smooth", 300, 2e-2, 0.03),
     Attempt("smooth", 600, 2e-2, 0.03),
@@ -91,7 +92,6 @@ def invert(
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
     x = start(attempt.start, len(target), shape, generator).to(target)
     layers = layers_of(representation)
-    every = spare(layers, target.shape[1], x[0].numel()) if layers else 1
     h = representation if layers is None else lambda x: evaluate(layers, x)
 
     def distance(x, rows):
@@ -100,19 +100,28 @@ def _attempt(representation, target, shape, attempt: Attempt, generator) -> tupl
     x = adam(lambda x, rows: (distance(x, rows) + TINY).log(), x, attempt.steps, 0.1, 0.0, tv=attempt.tv, noise=attempt.noise, generator=generator)
     if layers is None or x[0].numel() > LARGE:
         return settle(distance, x)
+    return _finish(layers, target, distance, x)
+
+
+def _finish(layers, target, distance, x) -> tuple[Tensor, Tensor]:
+    """Gradient steps, and Gauss-Newton steps on a part of h for the rows that are near; x changes in place."""
+    every = spare(layers, target.shape[1], x[0].numel())
     few, some = thinned(layers, every), part(target, layers, every)
     rho, left = torch.full_like(target[:, 0], math.inf), torch.arange(len(x), device=x.device)
     for _ in range(JACOBIANS):
-        before = rho[left]
+        before = rho.clone()
         x[left], rho[left] = settle(lambda x, rows: distance(x, left[rows]), x[left], steps=BETWEEN)
-        left, before = left[rho[left] < NEAR], before[rho[left] < NEAR]
+        far = left[rho[left] >= NEAR]
+        if len(far):
+            x[far], rho[far] = settle(lambda x, rows: distance(x, far[rows]), x[far])
+        left = left[rho[left] < NEAR]
         if not len(left):
             break
         closer = chords(few, some[left], x[left])
         less = distance(closer, left).detach()
         better = less < rho[left]
         x[left[better]], rho[left[better]] = closer[better], less[better]
-        left = left[(rho[left] > DONE) & (rho[left] < 0.1 * before)]
+        left = left[(rho[left] > DONE) & (rho[left] < 0.1 * before[left])]
     return x, rho
 
 

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from ..model import full_precision
-from .layers import layers_of, spare, thinned
-from .local import local_jacobian
+from .layers import evaluate, layers_of, spare, thinned
+from .local import at_once, local_jacobian
 
 COLUMNS = 64  # of Jacobians in forward mode, formed in one batch
-TOGETHER = 8  # images whose Jacobians are built from windows at a time on a CPU
 
 
 def gains(representation: Callable[[Tensor], Tensor], x: Tensor, *, inset: float = 1e-3) -> tuple[Tensor, Tensor]:
@@ -74,7 +73,8 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor, *, every: int = 1)
     if layers is not None:
         with full_precision(), torch.no_grad():
             few = thinned(layers, every)
-            return torch.cat([local_jacobian(few, part).double() for part in x.split(TOGETHER if x.device.type == "cpu" else len(x))])
+            size = at_once(evaluate(few, x[:1]).shape[1], x[0].numel(), x.device)
+            return torch.cat([local_jacobian(few, part).double() for part in x.split(size)])
     units = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape[1:])
 
     columns = vmap(lambda unit: forward(function, x, unit.expand_as(x)), chunk_size=max(1, COLUMNS // len(x)))(units)  # (pixels, n, D)

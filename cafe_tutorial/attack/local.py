@@ -14,6 +14,13 @@ from torch import Tensor, nn
 
 from .layers import Layer, pair, pooled
 
+TOGETHER = 8  # images, within a CPU's cache
+
+
+def at_once(width: int, pixels: int, device: torch.device) -> int:
+    """How many Jacobians (pixels, width) to build together: a few on a CPU, on a GPU what fits into 200 MB of float64."""
+    return TOGETHER if device.type == "cpu" else max(1, 25_000_000 // (width * pixels))
+
 
 @dataclass(frozen=True)
 class _Windows:
@@ -88,10 +95,11 @@ def _pooled(layer: nn.MaxPool2d, old: _Windows, value: Tensor) -> tuple[_Windows
     number = torch.arange(height * width, device=value.device).view(height, width, 1)
     for i in range(ky):
         for j in range(kx):
-            here = number[i::ky, j::kx]
-            own = slice(0, here.shape[0]), slice(0, here.shape[1])
-            chosen = (index[:, *own] == here).to(D)[:, None, None, None]
-            D[:, :, sy * i : sy * i + v, sx * j : sx * j + w, *own].addcmul_(old.D[..., i::ky, j::kx, :], chosen)
+            here = number[i::ky, j::kx][: value.shape[2], : value.shape[3]]  # the last windows may be cut off, or left out
+            ys, xs = here.shape[:2]
+            chosen = (index[:, :ys, :xs] == here).to(D)[:, None, None, None]
+            place = D[:, :, sy * i : sy * i + v, sx * j : sx * j + w, :ys, :xs]
+            place.addcmul_(old.D[..., i::ky, j::kx, :][..., :ys, :xs, :], chosen)
     return _Windows(D, old.origin, (sy * ky, sx * kx)), value
 
 
