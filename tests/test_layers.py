@@ -125,3 +125,9 @@ def test_colour_tiles_are_found():
     h = model.representation(0, model.parameters)
     x, rho = invert(h, h(data.images), (3, 16, 16), goal=1e-10, generator=torch.Generator().manual_seed(0))
     assert (rho < 1e-10).all() and (x - data.images).abs().max() < 1e-3
+
+
+def test_no_rows_are_no_error():
+    h, x = chain("released")
+    found, rho = invert(h, h(x)[:0], x.shape[1:], generator=torch.Generator().manual_seed(0))
+    assert found.shape == (0, *x.shape[1:]) and rho.shape == (0,)

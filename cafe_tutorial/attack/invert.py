@@ -75,6 +75,8 @@ def invert(
     goal = torch.as_tensor(goal, dtype=target.dtype, device=target.device).expand(n)
     left = torch.arange(n, device=target.device)
     for number, attempt in enumerate(attempts):
+        if not len(left):
+            break
         for rows in left.split(chunk):
             with full_precision():
                 found, rho = _attempt(representation, target[rows], shape, attempt, generator)
@@ -84,8 +86,6 @@ def invert(
             if tick and done:
                 tick(done)
         left = left[residual[left] > goal[left]]
-        if not len(left):
-            break
     return x, residual
 
 
