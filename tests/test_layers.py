@@ -108,7 +108,7 @@ def test_chords_lead_to_the_solution_and_stay_in_range():
 
 
 def test_most_faint_single_pixels_are_found():
-    """Tiles that are black but for one dark pixel: nearly all were lost when gradient steps at the end were too few."""
+    """Tiles that are black but for one dark pixel: such rows were lost when the gradient steps after Adam were too few."""
     true = torch.zeros(20, 1, 7, 7)
     true[torch.arange(20), 0, torch.arange(20) % 7, torch.arange(20) // 3] = torch.linspace(0.02, 0.1, 20)
     model = image_case(smooth_images(4, 1, 7, 7), (1, 1))[1]

@@ -1,7 +1,7 @@
 """The Jacobian of a chain of convolutions, ReLUs and max-pools, built from each unit's window of pixels.
 
 A unit of the first convolution sees 5x5 pixels, and the window grows from layer to layer; outside it the
-derivatives are zero. Only the windows are computed, a tenth of what one forward pass a pixel costs.
+derivatives are zero. Only the windows are computed, at a fraction of the cost of a forward pass a pixel.
 """
 
 from __future__ import annotations
