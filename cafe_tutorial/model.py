@@ -17,86 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-Parameters = dict[str, Tensor]
+from .bottoms import BottomModel, Parameters, Piece, Taps, convolutional_bottom, glorot, mlp_bottom, outputs_of, smooth_bottom, uniform
 
-
-class BottomModel(nn.Module):
-    """One worker's model: ``upper(first(representation(x)))``.
-
-    Parameters
-    ----------
-    representation : module, one row's part to h, shape (n, d1); an identity for tables
-    first : nn.Linear(d1, d2), the layer whose gradients leak h
-    upper : module, (n, d2) to the worker's output (n, outputs)
-    """
-
-    def __init__(self, representation: nn.Module, first: nn.Linear, upper: nn.Module):
-        super().__init__()
-        self.representation, self.first, self.upper = representation, first, upper
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (n, …) to h (n, d1) and the output (n, outputs)."""
-        h = self.representation(x)
-        return h, self.upper(self.first(h))
-
-
-def convolutional_bottom(part_shape: Sequence[int], *, d2: int = 256, outputs: int = 10) -> BottomModel:
-    """The released network for a tile (C, h, w): two 5x5 convolutions of 64 and 128 filters, each with
-    ReLU and 2x2 pooling ("same"), then fully connected layers of ``d2``, 64 and ``outputs`` units."""
-    channels, height, width = part_shape
-    flat = 128 * math.ceil(height / 4) * math.ceil(width / 4)
-    representation = nn.Sequential(
-        nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True),
-        nn.Conv2d(64, 128, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(),
-    )  # fmt: skip
-    upper = nn.Sequential(nn.ReLU(), nn.Linear(d2, 64), nn.ReLU(), nn.Linear(64, outputs), nn.ReLU())
-    return BottomModel(representation, nn.Linear(flat, d2), upper)
-
-
-def smooth_bottom(part_shape: Sequence[int], *, d2: int = 256, outputs: int = 10) -> BottomModel:
-    """A network like the one DLG was shown on, for a tile (C, h, w): three 5x5 convolutions of 12 filters with sigmoids, the
-    first two of stride 2, then fully connected layers of ``d2`` and ``outputs`` units. Its second derivatives never vanish."""
-    channels, height, width = part_shape
-    layers = [nn.Conv2d(channels, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid()]
-    flat = 12 * math.ceil(height / 4) * math.ceil(width / 4)
-    return BottomModel(nn.Sequential(*layers, nn.Flatten()), nn.Linear(flat, d2), nn.Sequential(nn.Sigmoid(), nn.Linear(d2, outputs)))
-
-
-def mlp_bottom(width: int, *, d2: int = 256, outputs: int = 10, activation: str = "tanh") -> BottomModel:
-    """A bottom model for ``width`` table columns: h is the record itself, then ``d2``, 64 and ``outputs`` units."""
-    kinds = {"tanh": nn.Tanh, "relu": nn.ReLU}
-    if activation not in kinds:
-        raise ValueError(f"activation={activation!r} must be one of {', '.join(kinds)}")
-    act = kinds[activation]
-    upper = nn.Sequential(act(), nn.Linear(d2, 64), act(), nn.Linear(64, outputs), act())
-    return BottomModel(nn.Identity(), nn.Linear(width, d2), upper)
-
-
-def _glorot(module: nn.Module, generator: torch.Generator) -> None:
-    for layer in module.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
-            nn.init.zeros_(layer.bias)
-
-
-def _uniform(module: nn.Module, generator: torch.Generator) -> None:
-    for value in module.parameters():
-        nn.init.uniform_(value, -0.5, 0.5, generator=generator)
-
-
-class Taps(nn.Module):
-    """A representation whose forward pass gives the outputs of its convolutions, (n, channels, h, w) each."""
-
-    def __init__(self, representation: nn.Sequential):
-        super().__init__()
-        self.representation = representation
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = []
-        for layer in self.representation:
-            x = layer(x)
-            found += [x] * isinstance(layer, nn.Conv2d)
-        return tuple(found)
+__all__ = ["BottomModel", "Parameters", "VFLModel", "convolutional_bottom", "full_precision", "mlp_bottom", "smooth_bottom"]
 
 
 class VFLModel:
@@ -130,7 +53,7 @@ class VFLModel:
         self.d2 = [b.first.out_features for b in bottoms]
         kinds: dict = {}
         for m, bottom in enumerate(bottoms):
-            known = all(type(part).__module__.startswith(("torch.nn", __name__)) for part in bottom.modules())
+            known = all(type(part).__module__.startswith(("torch.nn", BottomModel.__module__)) for part in bottom.modules())
             kinds.setdefault((str(bottom), self.part_shapes[m]) if fuse and known else m, []).append(m)
         self.groups = list(kinds.values())
         self._place = {m: (g, i) for g, group in enumerate(self.groups) for i, m in enumerate(group)}
@@ -158,13 +81,13 @@ class VFLModel:
     def smooth(cls, part_shapes, *, classes: int, d2: int = 64, seed: int = 0, **options) -> VFLModel:
         """Sigmoid networks for tiles of the given shapes (C, h, w), all weights and biases uniform in [-0.5, 0.5]."""
         bottoms = [smooth_bottom(shape, d2=_positive("d2", d2)) for shape in part_shapes]
-        return cls._seeded(bottoms, part_shapes, classes, seed, options, _uniform)
+        return cls._seeded(bottoms, part_shapes, classes, seed, options, uniform)
 
     @classmethod
-    def _seeded(cls, bottoms, part_shapes, classes, seed, options, initialize=_glorot) -> VFLModel:
+    def _seeded(cls, bottoms, part_shapes, classes, seed, options, initialize=glorot) -> VFLModel:
         if _positive("classes", classes) < 2:
             raise ValueError("classes=1 must be at least 2: with a single class the loss and every gradient are zero")
-        head = nn.Linear(sum(_outputs(b) for b in bottoms), classes)
+        head = nn.Linear(sum(outputs_of(b) for b in bottoms), classes)
         generator = torch.Generator().manual_seed(seed)
         for module in [*bottoms, head]:
             initialize(module, generator)
@@ -204,7 +127,7 @@ class VFLModel:
 
     def _piece(self, m: int, name: str, parameters: Parameters):
         own = {k.removeprefix(f"{name}."): v for k, v in self.of_worker(parameters, m).items() if k.startswith(f"{name}.")}
-        return lambda x: functional_call(getattr(self.template(m), name), own, (x,))
+        return Piece(getattr(self.template(m), name), own)
 
     def holds_records(self, m: int) -> bool:
         """Whether worker m's h is its part of the record itself, as for tables."""
@@ -242,8 +165,16 @@ class VFLModel:
     def forward(self, parameters: Parameters, stacked: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """One (M_g, n, …) tensor a group to h, (M_g, n, d1) each, and the logits (n, classes)."""
         both = [self._grouped(g, parameters, "", x) for g, x in enumerate(stacked)]
-        outputs = torch.cat(self.unstack([o for _, o in both]), 1)  # (n, Σ outputs)
-        return [h for h, _ in both], F.linear(outputs, parameters["head.weight"], parameters["head.bias"])
+        return [h for h, _ in both], self._logits(parameters, [o for _, o in both])
+
+    def above(self, parameters: Parameters, hidden: Sequence[Tensor]) -> Tensor:
+        """h of every group, (M_g, n, d1) each, to the logits (n, classes)."""
+        first = [self._grouped(g, parameters, "first", h) for g, h in enumerate(hidden)]
+        return self._logits(parameters, [self._grouped(g, parameters, "upper", u) for g, u in enumerate(first)])
+
+    def _logits(self, parameters: Parameters, outputs: Sequence[Tensor]) -> Tensor:
+        """The head on outputs (M_g, n, outputs) a group."""
+        return F.linear(torch.cat(self.unstack(outputs), 1), parameters["head.weight"], parameters["head.bias"])
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy (eq. 1) of logits (n, classes) and class numbers (n,) or probabilities (n, classes)."""
@@ -262,11 +193,6 @@ def full_precision():
     finally:
         for backend, value in zip(backends, before):
             backend.allow_tf32 = value
-
-
-def _outputs(bottom: BottomModel) -> int:
-    """How many outputs a bottom model has."""
-    return [layer for layer in bottom.upper if isinstance(layer, nn.Linear)][-1].out_features
 
 
 def _positive(name: str, value: int) -> int:

@@ -27,7 +27,8 @@ class RoundView:
     round : round number, from 0
     indices : Tensor, shape (|s|,), int64: the rows of the batch s, which the server itself sent out
     parameters : Θ in this round, as in ``VFLModel.parameters``
-    gradients : the averaged gradient (eq. 2), the same names and shapes as ``parameters``
+    gradients : the averaged gradient (eq. 2), the same names and shapes as ``parameters``; those of the first layers and
+        above alone where the protocol was told so
     """
 
     round: int
@@ -75,6 +76,8 @@ class VerticalFL:
     schedule : ``random``, ``epochs`` or ``fixed``: see :func:`index_batches`
     optimizer : None keeps Θ fixed; else a function of the list of parameters that returns a torch
         optimizer, for example ``lambda p: torch.optim.Adam(p, lr=1e-6)``, stepped after each round
+    below : whether the gradients of the layers below the first are computed and shown; without them these layers must
+        stand still, each party computes its h once, and a round costs a fraction
     seed : chooses the batches
     device, dtype : where and in which precision the rounds are computed
 
@@ -90,6 +93,7 @@ class VerticalFL:
         batch_size: int = 40,
         schedule: str = "random",
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
+        below: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -108,6 +112,19 @@ class VerticalFL:
         self.parameters: Parameters = {k: v.to(device, dtype, copy=True).requires_grad_() for k, v in model.parameters.items()}
         self._optimizer = optimizer(list(self.parameters.values())) if optimizer else None
         self._public: Parameters | None = None
+        self._shown = [k for k in self.parameters if below or ".representation." not in k]
+        self._hidden: list[Tensor] | None = None  # h of every row, (M_g, N, d1) a group, where it stays as it is
+        if not below:
+            self._keep_below()
+
+    def _keep_below(self) -> None:
+        """Compute every row's h once; raises ``ValueError`` where the optimizer would change it."""
+        still = {id(v) for k, v in self.parameters.items() if k not in self._shown}
+        if self._optimizer and any(id(v) in still for group in self._optimizer.param_groups for v in group["params"]):
+            raise ValueError("below=False leaves the layers below the first without gradients, and the optimizer was given some of them; use below=True")
+        with torch.no_grad(), full_precision():
+            pieces = [self.model.hidden(self.parameters, [x[:, i : i + 64] for x in self._stacked]) for i in range(0, self.rows, 64)]
+        self._hidden = [torch.cat(group, 1) for group in zip(*pieces)]
 
     @property
     def parts(self) -> list[Tensor]:
@@ -129,19 +146,22 @@ class VerticalFL:
         for _ in range(count):
             s = next(self._batches).to(self._labels.device)  # (|s|,)
             with full_precision():
-                _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
+                if self._hidden is None:
+                    _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
+                else:
+                    logits = self.model.above(self.parameters, [h[:, s] for h in self._hidden])
                 loss = self.model.loss(logits, self._labels[s])
-                gradients = torch.autograd.grad(loss, list(self.parameters.values()))
-            view = RoundView(self.round, s, self._snapshot(), dict(zip(self.parameters, gradients)))
+                gradients = dict(zip(self._shown, torch.autograd.grad(loss, [self.parameters[k] for k in self._shown])))
+            view = RoundView(self.round, s, self._snapshot(), gradients)
             self.round += 1
             self._update(gradients)
             yield view
 
-    def _update(self, gradients: Sequence[Tensor]) -> None:
+    def _update(self, gradients: Parameters) -> None:
         if self._optimizer is None:
             return
-        for value, gradient in zip(self.parameters.values(), gradients):
-            value.grad = gradient.clone()
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient.clone()
         self._optimizer.step()
         self._public = None
 

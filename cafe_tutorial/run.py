@@ -60,7 +60,7 @@ def run_attack(options: AttackOptions) -> Outcome:
     trainer = optimizer(options, model) if options.learning_rate else None
     vfl = VerticalFL(
         model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=trainer,
-        seed=options.seed, device=device,
+        below=options.method in (*ITERATIVE, *BASELINES) or (trainer is not None and options.train == "all"), seed=options.seed, device=device,
     )  # fmt: skip
     leaking = torch.stack([v.norm(dim=1) > 0 for v in row_gradients(vfl)[0]], 1)
 

@@ -5,12 +5,13 @@ import torch
 from conftest import image_case, smooth_images, table_case, true_gradients
 
 from cafe_tutorial.attack import ExactCAFE, NotIdentifiable
-from cafe_tutorial.attack.invert import Attempt, gains, invert
+from cafe_tutorial.attack.invert import Attempt, invert
+from cafe_tutorial.attack.jacobians import gains
 from cafe_tutorial.data import load_images
 from cafe_tutorial.metrics import score
 from cafe_tutorial.protocol import VerticalFL
 
-SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
+SHORT = (Attempt("grey", 30), Attempt("smooth", 160, 1e-3))
 
 
 def attacked(model, vfl, **options):

@@ -12,7 +12,7 @@ from cafe_tutorial.metrics import score
 from cafe_tutorial.options import AttackOptions
 from cafe_tutorial.run import run_attack
 
-SHORT = (Attempt("grey", 30), Attempt("smooth", 100, 60, 1e-3))
+SHORT = (Attempt("grey", 30), Attempt("smooth", 160, 1e-3))
 
 
 def watched(model, vfl, rounds, **options):

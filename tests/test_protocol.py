@@ -136,3 +136,25 @@ def test_errors():
         VerticalFL(model, parts, labels[:3], batch_size=2)
     with pytest.raises(ValueError, match="from 0 to 1"):
         VerticalFL(model, parts, labels + 5, batch_size=2)
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_rounds_without_the_layers_below_show_the_same_gradients(kind):
+    whole, above = (
+        (image_case(smooth_images(), dtype=torch.float64, below=b)[-1] if kind == "images" else table_case(below=b)[-1]) for b in (True, False)
+    )
+    for a, b in zip(whole.rounds(5), above.rounds(5)):
+        assert set(b.gradients) == {k for k in a.gradients if ".representation." not in k} and set(a.parameters) == set(b.parameters)
+        assert all(torch.allclose(a.gradients[k], b.gradients[k], rtol=1e-9, atol=1e-15) for k in b.gradients)
+
+
+def test_only_the_layers_above_can_train_without_gradients_below():
+    data = smooth_images()
+    with pytest.raises(ValueError, match="below=False leaves the layers below"):
+        image_case(data, below=False, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    _, model, _ = image_case(data)
+    places = [i for i, k in enumerate(model.parameters) if ".representation." not in k]
+    runs = [image_case(data, below=b, dtype=torch.float64, optimizer=lambda p: torch.optim.SGD([p[i] for i in places], lr=0.1))[-1] for b in (True, False)]
+    for a, b in zip(*(vfl.rounds(6) for vfl in runs)):
+        assert all(torch.allclose(a.parameters[k], b.parameters[k], atol=1e-12) for k in a.parameters)
+    assert not torch.equal(b.parameters["head.weight"], model.parameters["head.weight"].double())

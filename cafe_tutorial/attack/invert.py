@@ -1,45 +1,51 @@
 """Step III with an exact H: find the x whose representation h(x) is the recovered h_n, images in [0, 1].
 
-The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam carries a
-start into the right linear piece of h; projected gradient steps of Barzilai-Borwein length finish,
-for the Gram matrix of h's Jacobian is well conditioned. Rows that miss the goal start again, longer.
+The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam on log ρ, whose
+gradient does not vanish with ρ, carries a start near the right linear piece of h; projected gradient steps of
+Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from ..model import full_precision
+from .chords import chords
+from .layers import evaluate, layers_of, part, spare, thinned
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
-COLUMNS = 64  # of Jacobians, formed in one batch
+TINY = 1e-14  # keeps the logarithm of an exact fit finite
+LARGE = 1024  # pixels above which a Jacobian for every row takes too long
+BETWEEN = 10  # gradient steps before each of them
+JACOBIANS = 4  # for a row at most, as long as each leaves less than a tenth
+NEAR = 1e-5  # ρ from which a row may be in the right piece
+DONE = 1e-12  # ρ from which a further Jacobian is not worth its time
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One round of starts: ``steps`` of Adam at a rate falling from 0.1 to 0.03, with a total-variation
-    weight that vanishes half-way, then ``settle`` steps with the rate falling to zero."""
+    """One round of starts: ``steps`` of Adam on log ρ at a rate falling from 0.1 to zero, with noise added to the image up to
+    55 % of them and a total-variation weight that vanishes half-way."""
 
     start: str
     steps: int
-    settle: int = 0
     tv: float = 0.0
+    noise: float = 0.0
 
 
 ATTEMPTS = (
-    Attempt("grey", 30),
-    Attempt("smooth", 300, 300, 1e-3),
-    Attempt("smooth", 300, 300, 1e-3),
-    Attempt("smooth", 600, 400, 1e-3),
+    Attempt("grey", 40),
+    Attempt("grey", 40),
+    Attempt("smooth", 300, 2e-2, 0.03),
+    Attempt("smooth", 600, 2e-2, 0.03),
+    Attempt("smooth", 1000, 2e-2, 0.03),
 )
 
 
@@ -69,6 +75,8 @@ def invert(
     goal = torch.as_tensor(goal, dtype=target.dtype, device=target.device).expand(n)
     left = torch.arange(n, device=target.device)
     for number, attempt in enumerate(attempts):
+        if not len(left):
+            break
         for rows in left.split(chunk):
             with full_precision():
                 found, rho = _attempt(representation, target[rows], shape, attempt, generator)
@@ -78,58 +86,43 @@ def invert(
             if tick and done:
                 tick(done)
         left = left[residual[left] > goal[left]]
-        if not len(left):
-            break
     return x, residual
 
 
-def gains(representation: Callable[[Tensor], Tensor], x: Tensor, *, inset: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """By how much h changes at the least and at the most for a unit change of x: σ_min and σ_max of its Jacobian, (n,) each.
-
-    As far as h is linear, an error ‖δh‖ of h allows an error of x of up to ‖δh‖ / σ_min; σ_min is zero where
-    part of x does not reach h. The whole Jacobian is formed, a column a pixel. Images are first moved
-    ``inset`` inside [0, 1], for at a black pixel ReLUs stand at their kink and autograd's slope there is zero.
-    """
-    width = representation(x[:1]).shape[1]
-    both = [_extreme_singular_values(representation, part, inset) for part in x.split(jacobians_at_once(width, x[0].numel()))]
-    return tuple(torch.cat(ends) for ends in zip(*both))
-
-
-def jacobians_at_once(width: int, pixels: int) -> int:
-    """How many Jacobians, (pixels, width) each, fit into 200 MB of float64."""
-    return max(1, 25_000_000 // (width * pixels))
-
-
-def _extreme_singular_values(representation, x, inset) -> tuple[Tensor, Tensor]:
-    J = jacobian(representation, x.clamp(inset, 1 - inset) if x.dim() == 4 else x)
-    values = torch.linalg.eigvalsh(J @ J.transpose(1, 2)).clamp_min(0).sqrt().to(x)
-    return values[:, 0], values[:, -1]
-
-
-def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Jacobian at each x (n, *shape), transposed: (n, pixels, D), float64, in forward mode, COLUMNS images at once."""
-    units = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape[1:])
-
-    columns = vmap(lambda unit: forward(function, x, unit.expand_as(x)), chunk_size=max(1, COLUMNS // len(x)))(units)  # (pixels, n, D)
-    return columns.transpose(0, 1).double()
-
-
-def forward(function: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
-    """The Jacobian at each x times d: J d, (n, D)."""
-    with full_precision(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)  # torch's own, at its first forward mode
-        return jvp(function, (x,), (d,))[1]
-
-
 def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
-    def objective(x, rows):
-        return _relative(representation, target[rows], x)
-
     x = start(attempt.start, len(target), shape, generator).to(target)
-    x = adam(objective, x, attempt.steps, 0.1, 0.03, tv=attempt.tv)
-    if attempt.settle:
-        x = adam(objective, x, attempt.settle, 0.03, 0.0)
-    return settle(objective, x)
+    layers = layers_of(representation)
+    h = representation if layers is None else lambda x: evaluate(layers, x)
+
+    def distance(x, rows):
+        return _relative(h, target[rows], x)
+
+    x = adam(lambda x, rows: (distance(x, rows) + TINY).log(), x, attempt.steps, 0.1, 0.0, tv=attempt.tv, noise=attempt.noise, generator=generator)
+    if layers is None or x[0].numel() > LARGE:
+        return settle(distance, x)
+    return _finish(layers, target, distance, x)
+
+
+def _finish(layers, target, distance, x) -> tuple[Tensor, Tensor]:
+    """Gradient steps, and Gauss-Newton steps on a part of h for the rows that are near; x changes in place."""
+    every = spare(layers, target.shape[1], x[0].numel())
+    few, some = thinned(layers, every), part(target, layers, every)
+    rho, left = torch.full_like(target[:, 0], math.inf), torch.arange(len(x), device=x.device)
+    for _ in range(JACOBIANS):
+        before = rho.clone()
+        x[left], rho[left] = settle(lambda x, rows: distance(x, left[rows]), x[left], steps=BETWEEN)
+        far = left[rho[left] >= NEAR]
+        if len(far):
+            x[far], rho[far] = settle(lambda x, rows: distance(x, far[rows]), x[far])
+        left = left[rho[left] < NEAR]
+        if not len(left):
+            break
+        closer = chords(few, some[left], x[left])
+        less = distance(closer, left).detach()
+        better = less < rho[left]
+        x[left[better]], rho[left[better]] = closer[better], less[better]
+        left = left[(rho[left] > DONE) & (rho[left] < 0.1 * before[left])]
+    return x, rho
 
 
 def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:

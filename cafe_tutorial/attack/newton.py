@@ -12,7 +12,8 @@ from scipy.optimize import lsq_linear
 from torch import Tensor
 from torch.func import vjp
 
-from .invert import GOAL, forward, jacobian, jacobians_at_once
+from .invert import GOAL
+from .jacobians import forward, jacobian, jacobians_at_once
 
 STEPS = 6  # at most
 LENGTHS = (1.0, 0.5, 0.1)  # of a step, the best of them is taken

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..model import full_precision
-from .invert import adam, gains, jacobians_at_once, settle, start
+from .invert import adam, settle, start
+from .jacobians import jacobians_at_once, tells_apart
 from .newton import gauss_newton
 from .slices import PIXEL_ERROR
 
@@ -104,8 +105,7 @@ class Outside:
         error = (rho.sqrt() + limit.sqrt()) * (len(self.bases) * self.extended(x).square().sum(1)).sqrt()
         numbers = passed.nonzero()[:, 0]
         for rows in numbers.split(jacobians_at_once(len(self.bases) * self.bases[0].shape[-2], pixels)) if len(numbers) else ():
-            least, _ = gains(self.at(rows), x[rows])
-            passed[rows] = error[rows] <= PIXEL_ERROR * least * pixels**0.5
+            passed[rows] = tells_apart(self.at(rows), x[rows], error[rows] / (PIXEL_ERROR * pixels**0.5))
         numbers = passed.nonzero()[:, 0]
         if len(numbers):
             passed[numbers] = ~self.at(numbers).blended(x[numbers], others, limit[numbers])

@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..model import Parameters, VFLModel
-from .invert import ATTEMPTS, Attempt, gains, invert
+from .invert import ATTEMPTS, Attempt, invert
+from .jacobians import tells_apart
 
 CERTIFIED = 1e-8  # no residual above this is ever certified
 FLOOR = 1e-10  # and none below this is doubted for its size, if h_n itself is known well enough
@@ -52,8 +53,7 @@ def recover_slices(
             passed = (rho <= limit) & (limit <= CERTIFIED) & known & (trusted and h.shape[1] >= math.prod(shape))
             if bool(passed.any()) and not model.holds_records(m):
                 error = (rho.sqrt() + limit.sqrt()) * h.norm(dim=1)
-                least, _ = gains(representation, x[passed])
-                passed[passed.clone()] = error[passed] <= PIXEL_ERROR * least * math.prod(shape) ** 0.5
+                passed[passed.clone()] = tells_apart(representation, x[passed], error[passed] / (PIXEL_ERROR * math.prod(shape) ** 0.5))
             slices.append(x)
             residual.append(rho)
             certified.append(passed)
