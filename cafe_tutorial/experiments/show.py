@@ -7,6 +7,7 @@ from .paper import PAPER
 LABELS = {
     "dlg": "DLG", "idlg": "iDLG", "cosine": "cosine", "sapag": "SAPAG", "bn": "BN regularizer", "gc": "GC regularizer",
     "single-loop": "CAFE, single loop", "nested-loops": "CAFE, nested loops",
+    "both, step II at three times its rate": "both, step II 3 times as fast", "both, step III at three times its rate": "both, step III 3 times as fast",
 }  # fmt: skip
 
 
@@ -17,7 +18,7 @@ def beside(result: dict, like: str | None = None) -> str:
     result : a results file of a table; like : the paper's data set to set beside it, ``mnist``, ``cifar10`` or ``linnaeus5``
     """
     paper = PAPER.get(result["experiment"], {}).get(like, {})
-    head = f"{'':31}{'paper':>7}{'ours':>8}{'±':>6}{'seeds':>7}{'labels':>8}{'certified':>10}{'s':>6}"
+    head = f"{'':33}{'paper':>6}{'ours':>7}{'±':>5}{'seeds':>6}{'labels':>7}{'cert.':>6}{'s':>6}"
     lines = [head]
     several = len({e["column"] for e in result["summary"]}) > 1
     for entry in result["summary"]:
@@ -25,8 +26,8 @@ def beside(result: dict, like: str | None = None) -> str:
         known = paper.get((entry["row"], entry["column"]))
         spread = entry["psnr_slice_mean_sd"]
         lines.append(
-            f"{place:31}{'' if known is None else f'{known:.2f}':>7}{entry['psnr_slice_mean']:8.1f}{'' if spread is None else f'{spread:.1f}':>6}"
-            f"{len(entry['seeds']):7}{100 * entry['label_accuracy']:7.0f}%{100 * (entry['certified_share'] or 0):9.0f}%{entry['seconds']:6.0f}"
+            f"{place:33}{'' if known is None else f'{known:.2f}':>6}{entry['psnr_slice_mean']:7.1f}{'' if spread is None else f'{spread:.1f}':>5}"
+            f"{len(entry['seeds']):6}{100 * entry['label_accuracy']:6.0f}%{100 * (entry['certified_share'] or 0):5.0f}%{entry['seconds']:6.0f}"
         )
     return "\n".join(lines)
 
