@@ -39,7 +39,7 @@ attack: .venv/.installed
 	$(BIN)/cafe-tutorial attack
 
 SIZE ?= laptop
-SWEEP := table2 table10 table3 variants horizontal table6 table4 table5 labels speed
+SWEEP := table2 table10 table3 variants floor horizontal table6 table4 table5 labels speed
 
 sweep: $(SWEEP:%=out/$(SIZE)/%.json)
 

@@ -21,7 +21,7 @@ SIZED = (*tables.NAMES, *MEASURED)
 HELP = {
     "table2": "CAFE and the baselines in the same loop", "table3": "batch sizes", "table4": "the terms of eq. 9, one set to zero at a time",
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
-    "variants": "what holds the single loop back", "horizontal": "the baselines on one batch of one worker", "labels": "class counts from one batch, labels from many",
+    "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "labels": "class counts from one batch, labels from many",
     "speed": "an iteration's time by workers, steps I and III, whole attacks by rows", "certificates": "the exact attack's certified slices against the truth",
     "span-certificates": "the same for few-rounds and one-round",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from .sweep import Cell
 
 SLOW = ("single-loop", "nested-loops", *BASELINES)  # these run with the first seed alone
 LOOP = tuple(b for b in BASELINES if b != "idlg")  # in the federated loop iDLG's rule does not apply
-NAMES = ("table2", "table3", "table4", "table5", "table6", "table10", "yale", "variants", "horizontal")
+NAMES = ("table2", "table3", "table4", "table5", "table6", "table10", "yale", "variants", "floor", "horizontal")
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,14 @@ def _variants(size: Size, preset) -> list[Cell]:
     return [*found, _cell("2.5 times the rounds", "PSNR", "single-loop", rounds=5 * size.rounds // 2, **base)]
 
 
+def _floor(size: Size, preset) -> list[Cell]:
+    """The single loop after 2.5 times the rounds, as many more as the released code runs, to see what bounds it then."""
+    I, rounds = {"lr_step1": 1 / (2 * size.batch_size)}, 5 * size.rounds // 2
+    changes = {"table 9": {}, "alpha = 0": {"alpha": 0.0}, "beta = 0": {"beta": 0.0}, "step I at 1/(2K)": I, "all three": {"alpha": 0.0, "beta": 0.0, **I}}
+    base = {"rows": size.rows, "batch_size": size.batch_size, "rounds": rounds, "curve": _curve(rounds)}
+    return [_cell(row, "PSNR", "single-loop", overrides=changed, **base) for row, changed in changes.items()]
+
+
 def _horizontal(size: Size, preset) -> list[Cell]:
     """One worker, one batch of K rows, again and again: where the baselines come from."""
     found = []
@@ -174,5 +182,5 @@ def _horizontal(size: Size, preset) -> list[Cell]:
 
 _TABLES = {
     "table2": _table2, "table3": _table3, "table4": _table4, "table5": _table5, "table6": _table6, "table10": _table10, "yale": _yale,
-    "variants": _variants, "horizontal": _horizontal,
+    "variants": _variants, "floor": _floor, "horizontal": _horizontal,
 }  # fmt: skip
