@@ -60,7 +60,7 @@ class Unfinished:
             return
         differing = [k for k in self.what if lines[0].get(k) != self.what[k]]
         if differing:
-            told = ", ".join(f"{k}={lines[0].get(k)!r} there and {self.what[k]!r} here" for k in differing)
+            told = ", ".join(f"{k}={lines[0].get(k)!r} there and {self.what[k]!r} here" for k in differing if k != "cells") or "the attacks differ"
             raise ValueError(f"out: {self.file.name} holds an unfinished run with other options ({told}); repeat those, name another file, or remove it")
         self.done = lines[1:]
         self._write("w", [self.what, *self.done])
