@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .paper import PAPER
 
+WIDE = 77  # characters that a page shows
 LABELS = {
     "dlg": "DLG", "idlg": "iDLG", "cosine": "cosine", "sapag": "SAPAG", "bn": "BN regularizer", "gc": "GC regularizer",
     "single-loop": "CAFE, single loop", "nested-loops": "CAFE, nested loops",
@@ -32,16 +33,20 @@ def beside(result: dict, like: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def grid(result: dict, rows: dict[str, str] | None = None) -> str:
-    """PSNR by row and column of a table: a line a row, a column for each of the table's."""
+def grid(result: dict) -> str:
+    """PSNR by row and column of a table, mean over slices and seeds; columns that do not fit side by side follow below."""
     columns = list(dict.fromkeys(e["column"] for e in result["summary"]))
-    names = rows or {row: LABELS.get(row, row) for row in dict.fromkeys(e["row"] for e in result["summary"])}
+    rows = list(dict.fromkeys(e["row"] for e in result["summary"]))
     values = {(e["row"], e["column"]): e["psnr_slice_mean"] for e in result["summary"]}
-    width = max(9, *(len(c) + 2 for c in columns))
-    lines = [f"{'':22}" + "".join(f"{c:>{width}}" for c in columns)]
-    for row, name in names.items():
-        cells = (values.get((row, c)) for c in columns)
-        lines.append(f"{name:22}" + "".join(f"{'' if v is None else f'{v:.1f}':>{width}}" for v in cells))
+    name, width = max(len(LABELS.get(r, r)) for r in rows) + 1, max(8, *(len(c) + 2 for c in columns))
+    several, lines = max(1, (WIDE - name) // width), []
+    for start in range(0, len(columns), several):
+        block = columns[start : start + several]
+        lines.append(" " * name + "".join(f"{c:>{width}}" for c in block))
+        for row in rows:
+            cells = [values.get((row, c)) for c in block]
+            if any(v is not None for v in cells):
+                lines.append(f"{LABELS.get(row, row):{name}}" + "".join(f"{'' if v is None else f'{v:.1f}':>{width}}" for v in cells))
     return "\n".join(lines)
 
 
