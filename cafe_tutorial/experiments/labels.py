@@ -27,7 +27,7 @@ def run(*, device: torch.device, size: str, data: str, seeds: tuple[int, ...] | 
         split, model = parties(options, images)
         parts = split.split(images.features)
         accuracy = pretrain(options, model, parts, images, K, device)["pretrain_accuracy"] if steps else None
-        vfl = VerticalFL(model, parts, images.labels, batch_size=K, seed=seed, device=device)
+        vfl = VerticalFL(model, parts, images.labels, batch_size=K, below=False, seed=seed, device=device)
         equations, right = BiasEquations(rows), []
         while equations.rank < rows or len(equations) < rows + rows // 20:
             for view in vfl.rounds(1):

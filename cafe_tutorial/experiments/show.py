@@ -33,16 +33,19 @@ def beside(result: dict, like: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def grid(result: dict) -> str:
-    """PSNR by row and column of a table, mean over slices and seeds; columns that do not fit side by side follow below."""
-    columns = list(dict.fromkeys(e["column"] for e in result["summary"]))
-    rows = list(dict.fromkeys(e["row"] for e in result["summary"]))
+def grid(result: dict, group: str = "") -> str:
+    """PSNR by row and column of a table, mean over slices and seeds; columns that do not fit side by side follow below.
+
+    group : only the columns whose name begins with it, shown without it
+    """
+    columns = list(dict.fromkeys(e["column"] for e in result["summary"] if e["column"].startswith(group)))
+    rows = list(dict.fromkeys(e["row"] for e in result["summary"] if e["column"] in columns))
     values = {(e["row"], e["column"]): e["psnr_slice_mean"] for e in result["summary"]}
-    name, width = max(len(LABELS.get(r, r)) for r in rows) + 1, max(8, *(len(c) + 2 for c in columns))
+    name, width = max(len(LABELS.get(r, r)) for r in rows) + 1, max(8, *(len(c) - len(group) + 2 for c in columns))
     several, lines = max(1, (WIDE - name) // width), []
     for start in range(0, len(columns), several):
         block = columns[start : start + several]
-        lines.append(" " * name + "".join(f"{c:>{width}}" for c in block))
+        lines.append(" " * name + "".join(f"{c.removeprefix(group):>{width}}" for c in block))
         for row in rows:
             cells = [values.get((row, c)) for c in block]
             if any(v is not None for v in cells):
