@@ -171,11 +171,13 @@ class VerticalFL:
 
         By group and convolution, (M_g, channels) each. With these statistics frozen, such a layer is a fixed affine map; the map
         that scales back by the same numbers makes the network the one that is there. Not part of a round: it is for the
-        one baseline that needs it, and gives the server more than the gradients do.
+        one baseline that needs it, and gives the server more than the gradients do; where one batch is all there is, the
+        statistics of that very batch.
         """
         if any(self.model.holds_records(m) for m in range(self.model.workers)):
             raise ValueError("the model has no convolution whose statistics could be published; use images")
-        parts = [self.model.convolutions(self.parameters, [x[:, i : i + 256] for x in self._stacked]) for i in range(0, self.rows, 256)]
+        with full_precision():
+            parts = [self.model.convolutions(self.parameters, [x[:, i : i + 256] for x in self._stacked]) for i in range(0, self.rows, 256)]
         found = []
         for chunks in zip(*parts):  # a group's, chunk by chunk
             layers = [torch.cat([z.flatten(3).transpose(2, 3).flatten(1, 2) for z in layer], 1) for layer in zip(*chunks)]  # (M_g, N h w, channels)

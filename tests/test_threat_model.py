@@ -86,3 +86,21 @@ def test_published_statistics_are_numbers_a_channel():
     given = [v for group in vfl.statistics() for layer in group for v in layer]
     assert [tuple(v.shape) for v in given] == [(2, 64), (2, 64), (2, 128), (2, 128)] and not any(v.requires_grad for v in given)
     assert not {v.untyped_storage().data_ptr() for v in given} & {x.untyped_storage().data_ptr() for x in vfl._stacked}
+
+
+@pytest.mark.parametrize("name, batch_size", [("bn", 2), ("idlg", 1)])
+def test_the_other_baselines_depend_on_views_model_and_statistics_alone(name, batch_size):
+    leaks = []
+    for wipe in (False, True):
+        _, model, vfl = image_case(smooth_images(8, 1, 6, 6), (1, 2), batch_size=batch_size, schedule="epochs")
+        views, statistics = list(vfl.rounds(12)), vfl.statistics() if name == "bn" else None
+        if wipe:
+            for private in (*vfl.parts, *vfl._stacked, vfl._labels):
+                private.zero_()
+        attack = MatchingAttack(model, rows=8, objective=name, rounds=12, statistics=statistics)
+        for view in views:
+            attack.observe(view)
+        leaks.append(attack.solve())
+    assert all(torch.equal(a, b) for a, b in zip(leaks[0].slices, leaks[1].slices)) and torch.equal(leaks[0].labels, leaks[1].labels)
+    private = {x.untyped_storage().data_ptr() for x in vfl._stacked}
+    assert not any(isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() in private for t in reachable(attack))

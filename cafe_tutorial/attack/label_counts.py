@@ -9,7 +9,7 @@ from ..protocol import RoundView
 
 
 def label_counts(view: RoundView) -> Tensor:
-    """Class counts (classes,), int64, that add up to |s|.
+    """Class counts (classes,), int64, that add up to |s|, for a loss with a single softmax.
 
     The head's bias gradient of class c is Σ_n (p_nc - y_nc) / |s|. If all rows of class j had the same probabilities
     p̄_j, the counts would solve Σ_j n_j p̄_jc - n_c = |s| ∂b_c with Σ_j n_j = |s|. Each class is given a prototype, its weight
@@ -30,6 +30,7 @@ def label_counts(view: RoundView) -> Tensor:
 def _whole(counts: Tensor, size: int) -> Tensor:
     """Non-negative whole numbers that add up to ``size``: rounded down, then up where most was lost."""
     counts = counts.clamp_min(0)
+    counts = counts if float(counts.sum()) > 0 else torch.ones_like(counts)
     counts = counts * (size / counts.sum().clamp_min(1e-12))
     whole = counts.floor()
     rest = size - int(whole.sum())
