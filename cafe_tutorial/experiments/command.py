@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import shlex
 from pathlib import Path
 
 from ..attack import PRESETS
-from ..data import load
+from ..data import Table, load
 from ..options import check_seed, choose_device
 from ..report import check_output, provenance, put_in_place
 from . import tables
-from .sweep import Unfinished, run_cells
+from .sweep import Interrupted, Unfinished, run_cells
 
 FIXED = ("certificates", "span-certificates")  # one size, one seed
 MEASURED = ("labels", "speed")  # by size, without attacks to go on with
@@ -33,7 +34,7 @@ def add_arguments(e: argparse.ArgumentParser) -> None:
     e.add_argument("--data", metavar="NAME|PATH", help="what is attacked, as for attack (default: mnist-sample; digits for horizontal and for smoke)")
     e.add_argument("--preset", help="table 9's hyperparameters, as for attack")
     e.add_argument("--seeds", type=_seeds, metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first (default: 0,1,2; smoke: 0)")
-    e.add_argument("--methods", type=lambda text: tuple(text.split(",")), metavar="M1,M2,…", help="only these methods of a table")
+    e.add_argument("--methods", type=lambda text: tuple(part.strip() for part in text.split(",")), metavar="M1,M2,…", help="only these methods of a table")
     e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     e.add_argument("--seed", type=int, help=f"for {', '.join(FIXED)} (default: 0)")
     e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only); a table's attacks are kept in FILE.unfinished until all are done, and the same command goes on from there")
@@ -49,13 +50,10 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else None
-    if out is not None and out.is_dir():
-        raise ValueError(f"out={arguments.out!r} is a folder; name a file")
-    if out is not None:
-        check_output(out.absolute().parent)
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
     device = choose_device(arguments.device)
     _check(arguments)
+    if out is not None:
+        _check_out(arguments, out)
     record = Unfinished(None, {})
     seed = (arguments.seeds or (0,))[0] if arguments.name in SIZED else arguments.seed or 0
     if arguments.name in SIZED:
@@ -63,6 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         module = importlib.import_module(f".{arguments.name.replace('-', '_')}", __package__)
         result = module.run(device=device, seed=seed, progress=not arguments.quiet)
+    try:
+        return _put(arguments, out, result, device, seed, record)
+    except KeyboardInterrupt as stop:
+        if record.file is None or not record.file.exists():
+            raise
+        raise Interrupted(f"all attacks are kept in {record.file.name}; the same command writes the result") from stop
+
+
+def _put(arguments, out: Path | None, result: dict, device, seed: int, record: Unfinished) -> int:
+    """Print the result or put it in place, and clear the record of its attacks."""
     text = json.dumps({**result, **provenance(device, seed, command(arguments))}, indent=2, allow_nan=False) + "\n"
     if out is None:
         print(text, end="")
@@ -74,6 +82,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_out(arguments: argparse.Namespace, out: Path) -> None:
+    """Whether the result and its unfinished record can be written where they are to be."""
+    kept = out.with_name(out.name + ".unfinished")
+    if len(os.fsencode(kept.name)) > 255:
+        raise ValueError(f"out={arguments.out!r} has too long a name; .unfinished is added to it while the work lasts")
+    for path in (out, kept):
+        if path.is_dir():
+            raise ValueError(f"out={arguments.out!r}: {path.name} is a folder; name another file")
+    check_output(out.absolute().parent)
+
+
 def _check(arguments: argparse.Namespace) -> None:
     given = {k: getattr(arguments, k) for k in ("size", "data", "preset", "seeds", "methods") if getattr(arguments, k) is not None}
     if arguments.name in FIXED and given:
@@ -81,8 +100,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{name}={value!r} is for {', '.join(SIZED)}; {arguments.name} has no use for it")
     if arguments.name in SIZED and arguments.seed is not None:
         raise ValueError(f"seed={arguments.seed} is for {', '.join(FIXED)}; use seeds={arguments.seed}")
-    if arguments.name in MEASURED and (arguments.methods or arguments.preset):
-        raise ValueError(f"methods and preset are for tables of attacks; {arguments.name} has no use for them")
+    for name in ("methods", "preset"):
+        if arguments.name in MEASURED and name in given:
+            raise ValueError(f"{name}={given[name]!r} is for {', '.join(tables.NAMES)}; {arguments.name} has no use for it")
+    if len(set(arguments.seeds or ())) < len(arguments.seeds or ()):
+        raise ValueError(f"seeds={arguments.seeds} must be different; the same seed gives the same attack")
     if arguments.preset is not None and arguments.preset not in PRESETS:
         raise ValueError(f"preset={arguments.preset!r} must be one of {', '.join(PRESETS)}")
     for seed in (*(arguments.seeds or ()), arguments.seed or 0):
@@ -91,17 +113,25 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
     size, progress = arguments.size or "laptop", not arguments.quiet
-    data = arguments.data or ("digits" if arguments.name == "horizontal" or size == "smoke" else "mnist-sample")
+    small = arguments.name == "horizontal" or size == "smoke"
+    data = arguments.data if arguments.data is not None else "digits" if small else "mnist-sample"
     if arguments.name == "yale" and size != "smoke" and arguments.data is None:
         raise ValueError("data: yale is about faces, which no package ships; name a file of them with --data, images (165, 32, 32) and labels")
-    load(data)  # a wrong name or file is told at once
+    images = load(data)  # a wrong name or file is told at once
+    if isinstance(images, Table):
+        raise ValueError(f"data={data!r} is a table; the experiments are about images")
+    preset = arguments.preset or ("cifar10" if images.images.shape[1] == 3 else "mnist")
     if arguments.name in MEASURED:
         module = importlib.import_module(f".{arguments.name}", __package__)
         result = module.run(device=device, size=size, data=data, seeds=arguments.seeds, progress=progress)
         return {"experiment": arguments.name, "size": size, **result}, Unfinished(None, {})
-    chosen = tables.cells(arguments.name, size=size, data=data, preset=arguments.preset, seeds=arguments.seeds, methods=arguments.methods)
-    seeds = sorted({c.seed for c in chosen})
-    what = {"experiment": arguments.name, "size": size, "data": Path(data).name, "preset": arguments.preset, "seeds": seeds, "methods": arguments.methods}
+    chosen = tables.cells(arguments.name, size=size, data=data, preset=preset, seeds=arguments.seeds, methods=arguments.methods)
+    what = {
+        "experiment": arguments.name, "size": size, "data": images.name, "data_sha256": images.sha256, "preset": preset,
+        "seeds": sorted({c.seed for c in chosen}), "methods": arguments.methods,
+    }  # fmt: skip
+    if out is not None:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
     return run_cells(chosen, what, device=device, out=None if out is None else out.absolute(), progress=progress)
 
 

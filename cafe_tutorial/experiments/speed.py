@@ -87,7 +87,7 @@ def run(*, device: torch.device, size: str, data: str, seeds: tuple[int, ...] | 
 
 def exponent(seconds: dict[int, float]) -> float:
     """The slope of log seconds against log rows, by least squares."""
-    x, y = [math.log(n) for n in seconds], [math.log(s) for s in seconds.values()]
+    x, y = [math.log(n) for n in seconds], [math.log(max(s, 0.01)) for s in seconds.values()]
     return statistics.linear_regression(x, y).slope
 
 

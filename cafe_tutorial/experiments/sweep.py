@@ -47,39 +47,54 @@ class Unfinished:
     done: list[dict] = field(default_factory=list)
 
     def read(self) -> None:
-        """Take up what an interrupted run left; a line that was cut short is dropped."""
+        """Take up what an interrupted run left; a last line that was cut short is cut off. Nothing else in the file is touched."""
         if self.file is None or not self.file.exists():
             return
-        lines = []
-        for text in self.file.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
+        lines, good = [], 0
+        for raw in self.file.read_bytes().splitlines(keepends=True):
+            line = _record(raw)
+            if line is None:
                 break
-        if not lines:
-            return
-        differing = [k for k in self.what if lines[0].get(k) != self.what[k]]
-        if differing:
-            told = ", ".join(f"{k}={lines[0].get(k)!r} there and {self.what[k]!r} here" for k in differing if k != "cells") or "the attacks differ"
-            raise ValueError(f"out: {self.file.name} holds an unfinished run with other options ({told}); repeat those, name another file, or remove it")
+            lines.append(line)
+            good += len(raw)
+        size = self.file.stat().st_size
+        if size and (not lines and b"\n" in self.file.read_bytes() or lines and "experiment" not in lines[0]):
+            raise ValueError(f"out: {self.file.name} is no unfinished run; name another file, or move that one")
+        if lines:
+            self._check(lines[0])
         self.done = lines[1:]
-        self._write("w", [self.what, *self.done])
+        if good < size:
+            os.truncate(self.file, good)
+
+    def _check(self, kept: dict) -> None:
+        differing = [k for k in self.what if kept.get(k) != self.what[k]]
+        if differing:
+            told = ", ".join(f"{k}={kept.get(k)!r} there and {self.what[k]!r} here" for k in differing if k != "cells") or "the attacks differ"
+            raise ValueError(f"out: {self.file.name} holds an unfinished run with other options ({told}); repeat those, name another file, or remove it")
 
     def add(self, result: dict) -> None:
+        """Keep one more attack."""
         self.done.append(result)
-        self._write("a" if len(self.done) > 1 else "w", [result] if len(self.done) > 1 else [self.what, result])
-
-    def _write(self, mode: str, lines: list[dict]) -> None:
         if self.file is None:
             return
-        with open(self.file, mode) as stream:
-            stream.writelines(json.dumps(line) + "\n" for line in lines)
+        with open(self.file, "a") as stream:
+            new = stream.tell() == 0
+            stream.writelines(json.dumps(line) + "\n" for line in ([self.what] if new else []) + [result])
             stream.flush()
             os.fsync(stream.fileno())
 
     def remove(self) -> None:
         if self.file is not None:
             self.file.unlink(missing_ok=True)
+
+
+def _record(raw: bytes) -> dict | None:
+    """A whole line as the object it holds; None for anything else."""
+    try:
+        line = json.loads(raw) if raw.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
 
 
 class Interrupted(KeyboardInterrupt):

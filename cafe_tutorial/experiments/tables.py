@@ -44,7 +44,7 @@ TABLE4 = {"CAFE": {}, "alpha = 0": {"alpha": 0.0}, "xi = 0": {"xi": 0.0}, "beta 
 TABLE5 = {"mnist": 38.0, "cifar10": 27.0, "linnaeus5": 30.0}  # dB, section 4.2
 
 
-def cells(name: str, *, size: str, data: str, preset: str | None, seeds: tuple[int, ...] | None, methods: tuple[str, ...] | None) -> list[Cell]:
+def cells(name: str, *, size: str, data: str, preset: str, seeds: tuple[int, ...] | None, methods: tuple[str, ...] | None) -> list[Cell]:
     """The attacks of one table.
 
     name : one of ``NAMES``; data : a built-in name or a path; preset : table 9's hyperparameters; seeds : of the fast
@@ -109,7 +109,7 @@ def _table4(size: Size, preset) -> list[Cell]:
 
 
 def _table5(size: Size, preset) -> list[Cell]:
-    levels = (15.0, 20.0, 25.0, TABLE5.get(preset or "mnist", 38.0))
+    levels = (15.0, 20.0, 25.0, TABLE5.get(preset, 38.0))
     base = {"rows": size.rows, "batch_size": size.batch_size, "rounds": size.rounds, "curve": _curve(size.rounds)}
     return [Cell(name, "rounds", 0, {"method": name, **base}, levels) for name in ("single-loop", "nested-loops")]
 
@@ -142,7 +142,7 @@ def _yale(size: Size, preset) -> list[Cell]:
 
 def _variants(size: Size, preset) -> list[Cell]:
     """The single loop under other settings, to see what holds it back."""
-    K, known = size.batch_size, PRESETS[preset or "mnist"]
+    K, known = size.batch_size, PRESETS[preset]
     changes = {
         "table 9": {}, "step I at 1/(2K)": {"lr_step1": 1 / (2 * K)}, "V starts near zero": {"init_V": 1e-6},
         "both": {"lr_step1": 1 / (2 * K), "init_V": 1e-6}, "both, step II at three times its rate": {"lr_step1": 1 / (2 * K), "init_V": 1e-6, "lr_step2": 3 * known.lr_step2},
