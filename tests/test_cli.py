@@ -93,8 +93,8 @@ BAD = {
     "learning rate": (["--learning-rate", "-1"], "learning_rate=-1"),
     "negative seed": (["--seed", "-1"], "seed=-1"),
     "negative curve": (["--method", "single-loop", "--curve", "-5"], "curve=-5"),
-    "curve of exact": (["--curve", "5"], "curve is for the iterative methods"),
-    "preset of exact": (["--preset", "yale"], "preset is for the iterative methods"),
+    "curve of exact": (["--curve", "5"], "curve is for the paper's schedules (single-loop, nested-loops) and the baselines"),
+    "preset of exact": (["--preset", "yale"], "preset is for the paper's schedules (single-loop, nested-loops); method='exact'"),
     "huge seed": (["--seed", str(2**64)], "must be from 0 to 4294967295"),
     "huge first layer": (["--d2", str(10**20)], "d2="),
     "more workers than pixels": (["--workers", "2000000011"], "these numbers can"),
@@ -111,7 +111,7 @@ def test_bad_input(tmp_path, capsys, kind):
     assert message in error and "Traceback" not in error and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--method", "dlg"], ["--schedule", "daily"], ["--preset", "svhn"], ["--columns", "a,b"], ["--set", "gamma"], ["--device", "tpu"], ["--rows", "many"]])
+@pytest.mark.parametrize("arguments", [["--method", "dgl"], ["--network", "deep"], ["--schedule", "daily"], ["--preset", "svhn"], ["--columns", "a,b"], ["--set", "gamma"], ["--device", "tpu"], ["--rows", "many"]])
 def test_bad_choices_are_refused_by_the_parser(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
         main([*SMALL, *arguments])
@@ -125,7 +125,7 @@ def test_cuda_without_a_gpu(tmp_path, capsys, monkeypatch):
 
 
 def test_hopeless_runs_are_refused_before_the_long_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "_pretrain", lambda *a: pytest.fail("training began"))
+    monkeypatch.setattr(run, "pretrain", lambda *a: pytest.fail("training began"))
     for extra in (["--batch-size", "10"], ["--rounds", "9"], ["--schedule", "fixed"]):
         assert main([*SMALL, "--pretrain", "50", *extra, "--out", str(tmp_path / "o")]) == 2
     assert "at least 1 more rounds" in capsys.readouterr().err
@@ -211,6 +211,21 @@ def test_the_report_names_its_command_without_paths(tmp_path):
     assert main(["attack", *options, "--quiet", "--out", str(tmp_path / "o")]) == 0
     expected = "cafe-tutorial attack --data mine.npz --double-softmax --batch-size 2 --method single-loop --rounds 2 --set gamma=0.0"
     assert report_of(tmp_path / "o")["command"] == expected
+
+
+@pytest.mark.parametrize("method", ["dlg", "cosine", "sapag", "bn", "gc"])
+def test_a_baseline_from_the_command_line(method, tmp_path):
+    assert main(["attack", "--data", "digits", "--rows", "6", "--batch-size", "2", "--method", method, "--rounds", "8", "--curve", "4", "--quiet", "--out", str(tmp_path / "o")]) == 0
+    found = report_of(tmp_path / "o")
+    assert found["method"] == method and found["rounds"] == 8 and found["slices_certified"] == 0 and len(found["curve"]) == 2
+
+
+def test_the_horizontal_setting_from_the_command_line(tmp_path):
+    base = ["attack", "--data", "digits", "--rows", "1", "--batch-size", "1", "--workers", "1", "--network", "smooth", "--quiet", "--out", str(tmp_path / "o")]
+    assert main([*base, "--method", "idlg", "--rounds", "100"]) == 0
+    found = report_of(tmp_path / "o")
+    assert found["network"] == "smooth" and found["psnr_slice_mean"] > 40 and found["label_accuracy"] == 1
+    assert main(["attack", "--data", "breast-cancer", "--network", "smooth", "--out", str(tmp_path / "o")]) == 2
 
 
 def test_experiment_speed(tmp_path):
