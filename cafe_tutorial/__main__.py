@@ -20,13 +20,6 @@ EXAMPLES = """examples:
 """
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas, for example 5,10,15") from None
-
-
 def _setting(text: str) -> tuple[str, object]:
     name, _, value = text.partition("=")
     if value.lower() in ("true", "false", "none"):
@@ -39,6 +32,7 @@ def _setting(text: str) -> tuple[str, object]:
 
 def parser() -> argparse.ArgumentParser:
     from .attack import PRESETS
+    from .checks import whole_numbers
     from .data import BUILT_IN, DOWNLOADED
     from .experiments.command import add_arguments
     from .options import METHODS, NETWORKS, TRAINED
@@ -58,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--data", default="mnist-sample", metavar="NAME|PATH", help=f"built in: {', '.join(BUILT_IN)}; downloaded: {', '.join(DOWNLOADED)}; or an .npz file or a folder of class folders (default: mnist-sample)")
     what.add_argument("--rows", type=int, metavar="N", help="rows to draw (default: 800, or all of a smaller set)")
     what.add_argument("--workers", type=int, metavar="M", help="workers; images are cut into a grid of M tiles (default: 4, for tables 3)")
-    what.add_argument("--columns", type=_numbers, metavar="W1,W2,…", help="for tables: how many columns each worker holds")
+    what.add_argument("--columns", type=lambda text: whole_numbers(text, "5,10,15"), metavar="W1,W2,…", help="for tables: how many columns each worker holds")
     what.add_argument("--d2", type=int, default=256, help="outputs of each worker's first fully connected layer (default: 256)")
     what.add_argument("--network", choices=NETWORKS, default="released", help="for images: the released network, or the smooth one of sigmoids that DLG needs (default: released)")
     what.add_argument("--double-softmax", action="store_true", help="apply a second softmax before the loss, as the released code does")

@@ -162,6 +162,11 @@ class VFLModel:
         """h(Θ_c, x) for every group, (M_g, n, …) to (M_g, n, d1)."""
         return [self._grouped(g, parameters, "representation", x) for g, x in enumerate(stacked)]
 
+    def hidden_of_all(self, parameters: Parameters, stacked: Sequence[Tensor], *, chunk: int) -> list[Tensor]:
+        """As :meth:`hidden`, for many rows: ``chunk`` of them at a time."""
+        pieces = [self.hidden(parameters, [x[:, i : i + chunk] for x in stacked]) for i in range(0, stacked[0].shape[1], chunk)]
+        return [torch.cat(group, 1) for group in zip(*pieces)]
+
     def forward(self, parameters: Parameters, stacked: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """One (M_g, n, …) tensor a group to h, (M_g, n, d1) each, and the logits (n, classes)."""
         both = [self._grouped(g, parameters, "", x) for g, x in enumerate(stacked)]

@@ -123,8 +123,7 @@ class VerticalFL:
         if self._optimizer and any(id(v) in still for group in self._optimizer.param_groups for v in group["params"]):
             raise ValueError("below=False leaves the layers below the first without gradients, and the optimizer was given some of them; use below=True")
         with torch.no_grad(), full_precision():
-            pieces = [self.model.hidden(self.parameters, [x[:, i : i + 64] for x in self._stacked]) for i in range(0, self.rows, 64)]
-        self._hidden = [torch.cat(group, 1) for group in zip(*pieces)]
+            self._hidden = self.model.hidden_of_all(self.parameters, self._stacked, chunk=64)
 
     @property
     def parts(self) -> list[Tensor]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from tqdm.auto import tqdm
 
-from .attack import ExactCAFE, FewRoundsCAFE, Leak, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
-from .attack.objectives import OBJECTIVES
+from .attack import OBJECTIVES, ExactCAFE, FewRoundsCAFE, Leak, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
 from .data import Images, Table, load
 from .metrics import Score, score
 from .options import BASELINES, EPOCHS, ITERATIONS, ITERATIVE, AttackOptions, check, choose_device, hyperparameters, optimizer, parties, refuse_hopeless

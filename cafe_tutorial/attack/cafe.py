@@ -127,10 +127,8 @@ class SingleLoopCAFE:
         """The fake data as they stand, clipped to [0, 1] where they are images."""
         if self._parameters is None:
             raise ValueError("nothing was observed; call observe(view) for at least one round first")
-        starts = range(0, self.rows, 128)
         x_hat = [x.clamp(0, 1) if x.dim() == 5 else x.clone() for x in self.x_hat]  # images in [0, 1]
-        chunks = [self.model.hidden(self._parameters, [x[:, i : i + 128] for x in x_hat]) for i in starts]
-        hidden = [torch.cat(parts, 1) for parts in zip(*chunks)]  # (M_g, N, d1) a group
+        hidden = self.model.hidden_of_all(self._parameters, x_hat, chunk=128)  # (M_g, N, d1) a group
         residual = [(h - H).square().sum(2) / H.square().sum(2) for h, H in zip(hidden, self.H)]
         shape = (self.rows, self.model.workers)
         return Leak(

@@ -9,7 +9,7 @@ them the best, by their own distance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ..protocol import RoundView
 from .adam import RowAdam
 from .leak import Leak
 from .objectives import DLG, OBJECTIVES, Batch, Statistics
+from .step3 import slopes
 
 HALVINGS = (1 / 8, 1 / 2)  # of the rounds, after each of which only the better half of the settings goes on
 ASTRAY = 100.0  # times the smallest distance so far; L-BFGS, which has no line search, is then brought back
@@ -93,7 +94,11 @@ class MatchingAttack:
     @property
     def chosen(self) -> DLG:
         """The setting with the smallest distance so far."""
-        return min(self.trials, key=Trial.recent).objective
+        return self._best.objective
+
+    @property
+    def _best(self) -> Trial:
+        return min(self.trials, key=Trial.recent)
 
     def observe(self, view: RoundView) -> None:
         """Use one round: one step of every setting that is still in the race."""
@@ -111,7 +116,7 @@ class MatchingAttack:
         self.observed += 1
         if any(self.observed == max(1, math.ceil(part * self.rounds)) for part in HALVINGS):
             self.trials = sorted(self.trials, key=Trial.recent)[: (len(self.trials) + 1) // 2]
-        self.objectives[2] = min(self.trials, key=Trial.recent).history[-1]
+        self.objectives[2] = self._best.history[-1]
 
     def _begin(self, *, repeated: bool) -> list[Trial]:
         newton = repeated and self.kind.quasi_newton
@@ -186,8 +191,8 @@ class MatchingAttack:
             distance = objective.distance(fake, [view.gradients[k] for k in names])
             features = self.model.convolutions(view.parameters, x) if objective.statistics else []
             whole = distance + objective.prior(Batch(x, features, mean), self.statistics)
-            gradients = torch.autograd.grad(whole, [*x, y], allow_unused=True)
-        return float(distance.detach()), [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, [*x, y])]
+            gradients = slopes(whole, [*x, y])
+        return float(distance.detach()), gradients
 
     @torch.no_grad()
     def solve(self) -> Leak:
@@ -195,13 +200,11 @@ class MatchingAttack:
         the smallest distance, the others the last."""
         if not self.trials:
             raise ValueError("nothing was observed; call observe(view) for at least one round first")
-        best = min(self.trials, key=Trial.recent)
-        members = best.members
-        ends = [m.best[1] if m.best else [*m.x, m.y] for m in members]
+        ends = [m.best[1] if m.best else [*m.x, m.y] for m in self._best.members]
         x = [torch.stack(v).mean(0) for v in zip(*(end[:-1] for end in ends))]
         y = torch.stack([end[-1].softmax(1) for end in ends]).mean(0)  # (N, classes)
         shape = (self.rows, self.model.workers)
-        leak = Leak(
+        return Leak(
             method=self.method,
             slices=self.model.unstack([v.clamp(0, 1) if v.dim() == 5 else v for v in x]),
             labels=y.argmax(1),
@@ -209,12 +212,16 @@ class MatchingAttack:
             residual=torch.full(shape, math.nan, device=y.device),
             certified=torch.zeros(shape, dtype=torch.bool, device=y.device),
             rounds=self.observed,
-            notes=[f"chosen by the attack's own distance: {best.objective}", "gradient matching bounds no error, so nothing is certified"],
+            notes=[f"chosen by the attack's own distance: {self.chosen}", "gradient matching bounds no error, so nothing is certified"],
+            exchangeable=self._together(),
         )
+
+    def _together(self) -> Tensor | None:
+        """Equal numbers (N,) for rows that were always drawn together; None where each row was once without any other."""
         seen, never = self._seen.clone(), self._seen == 0
         seen[never] = -1 - torch.arange(int(never.sum()))  # a row that was never drawn has no company
         together = seen.unique(return_inverse=True)[1]
-        return replace(leak, exchangeable=together) if int(together.max()) + 1 < self.rows else leak
+        return together if int(together.max()) + 1 < self.rows else None
 
 
 def _bring_back(member: Member, rate: float) -> float:

@@ -39,6 +39,12 @@ def representation_distance(hidden: Sequence[Tensor], recovered: Sequence[Tensor
     return sum((h - r).square().sum() for h, r in zip(hidden, recovered))
 
 
+def slopes(value: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of ``value`` in each variable, zero where it does not depend on it."""
+    found = torch.autograd.grad(value, variables, allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, variables)]
+
+
 def step3_gradients(
     model: VFLModel, parameters: Parameters, real: Parameters, x_hat: Sequence[Tensor], y_hat: Tensor,
     H_s: Sequence[Tensor], settings: Hyperparameters,
@@ -61,6 +67,5 @@ def step3_gradients(
         loss = model.loss(logits, y_hat.softmax(1))
         fake = torch.autograd.grad(loss, [leaves[k] for k in names], create_graph=True)
         objective = objective + settings.alpha * gradient_distance(fake, [real[k] for k in names])
-    grads = torch.autograd.grad(objective, [*x_hat, y_hat], allow_unused=True)
-    grads = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, [*x_hat, y_hat])]
+    grads = slopes(objective, [*x_hat, y_hat])
     return objective.detach(), grads[:-1], grads[-1]

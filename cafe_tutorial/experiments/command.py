@@ -10,11 +10,12 @@ import shlex
 from pathlib import Path
 
 from ..attack import PRESETS
+from ..checks import whole_numbers
 from ..data import Table, load
 from ..options import check_seed, choose_device
 from ..report import check_output, provenance, put_in_place
 from . import tables
-from .sweep import Interrupted, Unfinished, run_cells
+from .sweep import Interrupted, Unfinished, kept_beside, run_cells
 
 FIXED = ("certificates", "span-certificates")  # one size, one seed
 MEASURED = ("labels", "speed")  # by size, without attacks to go on with
@@ -33,19 +34,12 @@ def add_arguments(e: argparse.ArgumentParser) -> None:
     e.add_argument("--size", choices=tuple(tables.SIZES), help="smoke takes seconds, laptop minutes on two cores, paper has the paper's sizes and is meant for a GPU (default: laptop)")
     e.add_argument("--data", metavar="NAME|PATH", help="what is attacked, as for attack (default: mnist-sample; digits for horizontal and for smoke)")
     e.add_argument("--preset", help="table 9's hyperparameters, as for attack")
-    e.add_argument("--seeds", type=_seeds, metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first (default: 0,1,2; smoke: 0)")
+    e.add_argument("--seeds", type=lambda text: tuple(whole_numbers(text, "0,1,2")), metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first (default: 0,1,2; smoke: 0)")
     e.add_argument("--methods", type=lambda text: tuple(part.strip() for part in text.split(",")), metavar="M1,M2,…", help="only these methods of a table")
     e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     e.add_argument("--seed", type=int, help=f"for {', '.join(FIXED)} (default: 0)")
     e.add_argument("--out", metavar="FILE", help="JSON file to write (default: print only); a table's attacks are kept in FILE.unfinished until all are done, and the same command goes on from there")
     e.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas, for example 0,1,2") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,7 +78,7 @@ def _put(arguments, out: Path | None, result: dict, device, seed: int, record: U
 
 def _check_out(arguments: argparse.Namespace, out: Path) -> None:
     """Whether the result and its unfinished record can be written where they are to be."""
-    kept = out.with_name(out.name + ".unfinished")
+    kept = kept_beside(out)
     if len(os.fsencode(kept.name)) > 255:
         raise ValueError(f"out={arguments.out!r} has too long a name; .unfinished is added to it while the work lasts")
     for path in (out, kept):

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm.auto import tqdm
 
 from ..attack import SingleLoopCAFE
-from ..attack.invert import ATTEMPTS, invert
+from ..attack.invert import invert
 from ..attack.step1 import BiasEquations
 from ..data import load_images
 from ..model import VFLModel
@@ -169,7 +169,7 @@ def _step3(images, own: Size, seed: int, device, milliseconds: float) -> dict:
     rows = (V[0].norm(dim=1) > 0).nonzero()[:few, 0]
     view = next(vfl.rounds(1))
     start = time.perf_counter()
-    _, rho = invert(vfl.model.representation(0, view.parameters), H[0][rows].detach(), vfl.model.part_shapes[0], attempts=ATTEMPTS, generator=torch.Generator().manual_seed(seed))
+    _, rho = invert(vfl.model.representation(0, view.parameters), H[0][rows].detach(), vfl.model.part_shapes[0], generator=torch.Generator().manual_seed(seed))
     inversion = 1000 * _since(start, device) / len(rows)
     iteration = milliseconds / (4 * own.batch_size)
     return {"iteration_a_slice": iteration, "inversion_a_slice": inversion, "iterations_in_an_inversion": inversion / iteration, "residual_median": float(rho.median())}

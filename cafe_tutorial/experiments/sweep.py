@@ -14,7 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..options import AttackOptions
-from ..report import provenance
+from ..report import device_name, versions
 from ..run import run_attack
 
 KEPT = (
@@ -50,20 +50,19 @@ class Unfinished:
         """Take up what an interrupted run left; a last line that was cut short is cut off. Nothing else in the file is touched."""
         if self.file is None or not self.file.exists():
             return
-        lines, good = [], 0
-        for raw in self.file.read_bytes().splitlines(keepends=True):
+        lines, good, content = [], 0, self.file.read_bytes()
+        for raw in content.splitlines(keepends=True):
             line = _record(raw)
             if line is None:
                 break
             lines.append(line)
             good += len(raw)
-        size = self.file.stat().st_size
-        if size and (not lines and b"\n" in self.file.read_bytes() or lines and "experiment" not in lines[0]):
+        if not lines and b"\n" in content or lines and "experiment" not in lines[0]:
             raise ValueError(f"out: {self.file.name} is no unfinished run; name another file, or move that one")
         if lines:
             self._check(lines[0])
         self.done = lines[1:]
-        if good < size:
+        if good < len(content):
             os.truncate(self.file, good)
 
     def _check(self, kept: dict) -> None:
@@ -86,6 +85,11 @@ class Unfinished:
     def remove(self) -> None:
         if self.file is not None:
             self.file.unlink(missing_ok=True)
+
+
+def kept_beside(out: Path) -> Path:
+    """Where the attacks for the result ``out`` are kept until all are done."""
+    return out.with_name(out.name + ".unfinished")
 
 
 def _record(raw: bytes) -> dict | None:
@@ -111,8 +115,9 @@ def run_cells(
     the cells done are kept until the result is in place; None keeps nothing. Returns the result without its
     provenance, and the record of cells, to be removed once the result is written.
     """
-    what = {**what, "versions": provenance(device, 0)["versions"], "device": provenance(device, 0)["device"], "cells": [dataclasses.asdict(c) for c in cells]}
-    record = Unfinished(None if out is None else out.with_name(out.name + ".unfinished"), json.loads(json.dumps(what)))
+    place = {"versions": versions(), "device": device_name(device)}
+    identity = {**what, **place, "cells": [dataclasses.asdict(c) for c in cells]}
+    record = Unfinished(None if out is None else kept_beside(out), json.loads(json.dumps(identity)))
     record.read()
     try:
         with tqdm(total=len(cells), initial=len(record.done), desc=what["experiment"], unit="attack", disable=not progress) as bar:
@@ -124,7 +129,7 @@ def run_cells(
         if record.file is None or not record.done:
             raise
         raise Interrupted(f"{len(record.done)} of {len(cells)} attacks are kept in {record.file.name}; the same command goes on from there") from stop
-    return {**{k: what[k] for k in what if k not in ("versions", "device", "cells")}, "cells": record.done, "summary": summary(record.done)}, record
+    return {**what, "cells": record.done, "summary": summary(record.done)}, record
 
 
 def _result(cell: Cell, report: dict) -> dict:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..attack import PRESETS
-from ..options import BASELINES
+from ..options import BASELINES, ITERATIVE
+from .paper import TABLE5
 from .sweep import Cell
 
-SLOW = ("single-loop", "nested-loops", *BASELINES)  # these run with the first seed alone
+SLOW = (*ITERATIVE, *BASELINES)  # these run with the first seed alone
 LOOP = tuple(b for b in BASELINES if b != "idlg")  # in the federated loop iDLG's rule does not apply
 NAMES = ("table2", "table3", "table4", "table5", "table6", "table10", "yale", "variants", "floor", "horizontal")
 
@@ -41,7 +42,6 @@ SIZES = {
     "paper": Size(800, 40, 8000, 3, 800, (10, 20, 40, 80, 100), 8000, (100, 150, 200, 250, 300, 350), (10, 20, 40, 80, 100), (1, 4, 16, 40), 6000),
 }
 TABLE4 = {"CAFE": {}, "alpha = 0": {"alpha": 0.0}, "xi = 0": {"xi": 0.0}, "beta = 0": {"beta": 0.0}, "gamma = 0": {"gamma": 0.0}}
-TABLE5 = {"mnist": 38.0, "cifar10": 27.0, "linnaeus5": 30.0}  # dB, section 4.2
 
 
 def cells(name: str, *, size: str, data: str, preset: str, seeds: tuple[int, ...] | None, methods: tuple[str, ...] | None) -> list[Cell]:
@@ -52,36 +52,30 @@ def cells(name: str, *, size: str, data: str, preset: str, seeds: tuple[int, ...
     """
     own = SIZES[size]
     seeds = seeds or tuple(range(own.seeds))
-    common = {"data": data, "preset": preset}
-    found = [
-        Cell(c.row, c.column, seed, c.options, c.levels, c.epochs)
-        for c in _TABLES[name](own, preset) for seed in (seeds[:1] if c.options["method"] in SLOW else seeds)
-    ]  # fmt: skip
+    found = _TABLES[name](own, preset)
     known = list(dict.fromkeys(c.options["method"] for c in found))
     for method in methods or ():
         if method not in known:
             raise ValueError(f"methods: {method!r} is not in {name}; it has {', '.join(known)}")
-    kept = [c for c in found if not methods or c.options["method"] in methods]
-    return [Cell(c.row, c.column, c.seed, _clean({**common, **c.options}), c.levels, c.epochs) for c in kept]
-
-
-def _clean(options: dict) -> dict:
-    """Only what the method has a use for."""
-    if options["method"] not in ("single-loop", "nested-loops"):
-        options = {k: v for k, v in options.items() if k != "preset"}
-    return {k: v for k, v in options.items() if v is not None}
+    chosen = []
+    for cell in (c for c in found if not methods or c.options["method"] in methods):
+        method = cell.options["method"]
+        common = {"data": data, "preset": preset} if method in ITERATIVE else {"data": data}
+        chosen += [replace(cell, seed=seed, options={**common, **cell.options}) for seed in (seeds[:1] if method in SLOW else seeds)]
+    return chosen
 
 
 def _cell(row: str, column: str, method: str, **options) -> Cell:
     return Cell(row, column, 0, {"method": method, **options})
 
 
-def _ours(column: str, *, rows: int, batch_size: int, epochs=(4,), one_round: bool = True, **options) -> list[Cell]:
+def _few_rounds(column: str, epochs: int, **base) -> Cell:
+    return _cell(f"few-rounds, {epochs} epochs", column, "few-rounds", epochs=epochs, **base)
+
+
+def _ours(column: str, **base) -> list[Cell]:
     """This package's own attacks in one column."""
-    base = {"rows": rows, "batch_size": batch_size, **options}
-    found = [_cell("exact", column, "exact", **base)]
-    found += [_cell(f"few-rounds, {e} epochs", column, "few-rounds", epochs=e, **base) for e in epochs]
-    return found + ([_cell("one-round", column, "one-round", **base)] if one_round else [])
+    return [_cell("exact", column, "exact", **base), _few_rounds(column, 4, **base), _cell("one-round", column, "one-round", **base)]
 
 
 def _curve(rounds: int) -> int:
@@ -98,8 +92,8 @@ def _table2(size: Size, preset) -> list[Cell]:
 def _table3(size: Size, preset) -> list[Cell]:
     found = []
     for K in size.batch_sizes:
-        found += _ours(f"K = {K}", rows=size.many, batch_size=K)
-        found.append(_cell("CAFE, single loop", f"K = {K}", "single-loop", rows=size.many, batch_size=K, rounds=size.many_rounds))
+        base = {"rows": size.many, "batch_size": K}
+        found += [*_ours(f"K = {K}", **base), _cell("CAFE, single loop", f"K = {K}", "single-loop", rounds=size.many_rounds, **base)]
     return found
 
 
@@ -109,7 +103,7 @@ def _table4(size: Size, preset) -> list[Cell]:
 
 
 def _table5(size: Size, preset) -> list[Cell]:
-    levels = (15.0, 20.0, 25.0, TABLE5.get(preset, 38.0))
+    levels = (15.0, 20.0, 25.0, float(TABLE5.get(preset, TABLE5["mnist"])["level"]))
     base = {"rows": size.rows, "batch_size": size.batch_size, "rounds": size.rounds, "curve": _curve(size.rounds)}
     return [Cell(name, "rounds", 0, {"method": name, **base}, levels) for name in ("single-loop", "nested-loops")]
 
@@ -117,8 +111,8 @@ def _table5(size: Size, preset) -> list[Cell]:
 def _table6(size: Size, preset) -> list[Cell]:
     found = []
     for M in (4, 16):
-        found += _ours(f"M = {M}", rows=size.rows, batch_size=size.batch_size, workers=M)
-        found.append(_cell("CAFE, single loop", f"M = {M}", "single-loop", rows=size.rows, batch_size=size.batch_size, rounds=size.rounds, workers=M))
+        base = {"rows": size.rows, "batch_size": size.batch_size, "workers": M}
+        found += [*_ours(f"M = {M}", **base), _cell("CAFE, single loop", f"M = {M}", "single-loop", rounds=size.rounds, **base)]
     return found
 
 
@@ -128,16 +122,14 @@ def _table10(size: Size, preset) -> list[Cell]:
         batches = -(-size.rows // K)
         step = size.epochs[1] - size.epochs[0]
         options = {"method": "single-loop", "rows": size.rows, "batch_size": K, "schedule": "epochs", "rounds": size.epochs[-1] * batches, "curve": step * batches}
-        found += [_cell(f"few-rounds, {e} epochs", f"K = {K}", "few-rounds", rows=size.rows, batch_size=K, epochs=e) for e in (2, 4)]
+        found += [_few_rounds(f"K = {K}", e, rows=size.rows, batch_size=K) for e in (2, 4)]
         found.append(Cell("CAFE, single loop", f"K = {K}", 0, options, (), size.epochs))
     return found
 
 
 def _yale(size: Size, preset) -> list[Cell]:
-    rows = min(size.rows, 165)
-    batch_size = min(size.batch_size, 40)
-    loop = _cell("CAFE, single loop", "PSNR", "single-loop", rows=rows, batch_size=batch_size, rounds=size.rounds, curve=_curve(size.rounds))
-    return [*_ours("PSNR", rows=rows, batch_size=batch_size), loop]
+    base = {"rows": min(size.rows, 165), "batch_size": size.batch_size}
+    return [*_ours("PSNR", **base), _cell("CAFE, single loop", "PSNR", "single-loop", rounds=size.rounds, curve=_curve(size.rounds), **base)]
 
 
 def _variants(size: Size, preset) -> list[Cell]:
