@@ -131,6 +131,11 @@ class VerticalFL:
         return self.model.unstack(self._stacked)
 
     @property
+    def hidden(self) -> list[Tensor] | None:
+        """h of every row, M tensors (N, d1), where it stays as it is (``below=False``); private."""
+        return None if self._hidden is None else self.model.unstack(self._hidden)
+
+    @property
     def labels(self) -> Tensor:
         return self._labels
 

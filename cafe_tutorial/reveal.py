@@ -16,9 +16,10 @@ def row_gradients(vfl: VerticalFL) -> tuple[list[Tensor], list[Tensor]]:
     """v_n = ∂ℓ_n/∂u_n of each row's own loss and h_n, for the present Θ: a (N, d2) and a (N, d1) tensor a worker."""
     model, hidden, first, outputs = vfl.model, [], [], []
     parameters = {k: v.detach() for k, v in vfl.parameters.items()}
+    known = vfl.hidden
     for m, x in enumerate(vfl.parts):
         own = model.of_worker(parameters, m)
-        h = model.representation(m, parameters)(x)  # (N, d1)
+        h = model.representation(m, parameters)(x) if known is None else known[m]  # (N, d1)
         u = (h @ own["first.weight"].T + own["first.bias"]).requires_grad_()  # (N, d2)
         outputs.append(model.upper(m, parameters)(u))
         hidden.append(h)

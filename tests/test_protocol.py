@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import image_case, smooth_images, table_case
+from conftest import image_case, smooth_images, table_case, true_gradients
 
 from cafe_tutorial.protocol import VerticalFL, index_batches
 
@@ -146,6 +146,8 @@ def test_rounds_without_the_layers_below_show_the_same_gradients(kind):
     for a, b in zip(whole.rounds(5), above.rounds(5)):
         assert set(b.gradients) == {k for k in a.gradients if ".representation." not in k} and set(a.parameters) == set(b.parameters)
         assert all(torch.allclose(a.gradients[k], b.gradients[k], rtol=1e-9, atol=1e-15) for k in b.gradients)
+    for kept, computed in zip(true_gradients(above), true_gradients(whole)):
+        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-15) for a, b in zip(kept, computed))
 
 
 def test_only_the_layers_above_can_train_without_gradients_below():

@@ -1,8 +1,8 @@
 """Step III with an exact H: find the x whose representation h(x) is the recovered h_n, images in [0, 1].
 
-The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. Adam on log ρ, whose
-gradient does not vanish with ρ, carries a start near the right linear piece of h; projected gradient steps of
-Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer.
+The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. A linear map reads a first likeness
+from h_n; Adam on log ρ, whose gradient does not vanish with ρ, carries it near the right linear piece of h; projected
+gradient steps of Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from ..model import full_precision
 from .chords import chords
+from .decoder import linear_decoder
 from .layers import evaluate, layers_of, part, spare, thinned
 from .step3 import total_variation
 
 GOAL = 1e-13  # ρ at which a row is done: float32's floor
 TINY = 1e-14  # keeps the logarithm of an exact fit finite
+ROUGHLY = 2  # Adam looks at every so-many-th filter of the last convolution, where there are enough
 LARGE = 1024  # pixels above which a Jacobian for every row takes too long
 BETWEEN = 10  # gradient steps before each of them
 JACOBIANS = 4  # for a row at most, as long as each leaves less than a tenth
@@ -31,18 +34,19 @@ DONE = 1e-12  # ρ from which a further Jacobian is not worth its time
 
 @dataclass(frozen=True)
 class Attempt:
-    """One round of starts: ``steps`` of Adam on log ρ at a rate falling from 0.1 to zero, with noise added to the image up to
-    55 % of them and a total-variation weight that vanishes half-way."""
+    """One round of starts: ``steps`` of Adam on log ρ at a ``rate`` falling to zero, with noise added to the image up to 55 % of
+    them and a total-variation weight that vanishes half-way. start : ``decoded`` from h_n, ``grey`` or ``smooth``."""
 
     start: str
     steps: int
     tv: float = 0.0
     noise: float = 0.0
+    rate: float = 0.1
 
 
 ATTEMPTS = (
-    Attempt("grey", 40),
-    Attempt("grey", 40),
+    Attempt("decoded", 20),
+    Attempt("decoded", 200, 2e-2, rate=0.05),
     Attempt("smooth", 300, 2e-2, 0.03),
     Attempt("smooth", 600, 2e-2, 0.03),
     Attempt("smooth", 1000, 2e-2, 0.03),
@@ -74,12 +78,16 @@ def invert(
     residual = torch.full((n,), math.inf, dtype=target.dtype, device=target.device)
     goal = torch.as_tensor(goal, dtype=target.dtype, device=target.device).expand(n)
     left = torch.arange(n, device=target.device)
+    decode = None
+    if n and len(shape) == 3 and any(a.start == "decoded" for a in attempts):
+        with full_precision():
+            decode = linear_decoder(_evaluated(representation), shape, like=target, generator=generator)
     for number, attempt in enumerate(attempts):
         if not len(left):
             break
         for rows in left.split(chunk):
             with full_precision():
-                found, rho = _attempt(representation, target[rows], shape, attempt, generator)
+                found, rho = _attempt(representation, target[rows], shape, attempt, decode, generator)
             better = rho < residual[rows]
             x[rows[better]], residual[rows[better]] = found[better], rho[better]
             done = len(rows) if number == len(attempts) - 1 else int((residual[rows] <= goal[rows]).sum())
@@ -89,15 +97,25 @@ def invert(
     return x, residual
 
 
-def _attempt(representation, target, shape, attempt: Attempt, generator) -> tuple[Tensor, Tensor]:
-    x = start(attempt.start, len(target), shape, generator).to(target)
+def _evaluated(representation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same function, by its layers where it has them."""
     layers = layers_of(representation)
-    h = representation if layers is None else lambda x: evaluate(layers, x)
+    return representation if layers is None else partial(evaluate, layers)
+
+
+def _attempt(representation, target, shape, attempt: Attempt, decode, generator) -> tuple[Tensor, Tensor]:
+    read = decode is not None and attempt.start == "decoded"
+    x = decode(target) if read else start(attempt.start, len(target), shape, generator).to(target)
+    layers, h = layers_of(representation), _evaluated(representation)
+    few, some = h, target
+    if layers is not None:
+        every = min(ROUGHLY, spare(layers, target.shape[1], x[0].numel()))
+        few, some = partial(evaluate, thinned(layers, every)), part(target, layers, every)
 
     def distance(x, rows):
         return _relative(h, target[rows], x)
 
-    x = adam(lambda x, rows: (distance(x, rows) + TINY).log(), x, attempt.steps, 0.1, 0.0, tv=attempt.tv, noise=attempt.noise, generator=generator)
+    x = adam(lambda x, rows: (_relative(few, some[rows], x) + TINY).log(), x, attempt.steps, attempt.rate, 0.0, tv=attempt.tv, noise=attempt.noise, generator=generator)
     if layers is None or x[0].numel() > LARGE:
         return settle(distance, x)
     return _finish(layers, target, distance, x)
@@ -126,8 +144,8 @@ def _finish(layers, target, distance, x) -> tuple[Tensor, Tensor]:
 
 
 def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
-    """Nearly grey images, or smooth random ones: 4x4 uniform noise enlarged to full size."""
-    if kind == "grey" or len(shape) != 3 or min(shape[1:]) < 4:
+    """Smooth random images, 4x4 uniform noise enlarged to full size; else, and for small tiles and records, nearly grey ones."""
+    if kind != "smooth" or len(shape) != 3 or min(shape[1:]) < 4:
         return 0.5 + 0.05 * torch.randn(n, *shape, generator=generator)
     low = torch.rand(n, shape[0], 4, 4, generator=generator)
     return F.interpolate(low, size=shape[1:], mode="bicubic", align_corners=False).clamp(0, 1)
