@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from .paper import PAPER
 
 WIDE = 77  # characters that a page shows
@@ -54,7 +56,12 @@ def grid(result: dict, group: str = "") -> str:
 
 
 def measured(result: dict) -> str:
-    """Size, device, date and command of a results file, in two lines."""
+    """Size, device, date and command of a results file."""
     size = {k: sorted({c[k] for c in result["cells"]}) for k in ("rows", "workers", "batch_size", "rounds")}
     told = ", ".join(f"{name.replace('_', ' ')} {'/'.join(map(str, values))}" for name, values in size.items() if len(values) < 4)
-    return f"{told}; {result['device']}; {result['date']}\n{result['command']}"
+    return f"{told}\n{result['device']}; {result['date']}\n{command_lines(result)}"
+
+
+def command_lines(result: dict) -> str:
+    """The command of a results file, on as many lines as a page needs, as a shell takes them."""
+    return " \\\n    ".join(textwrap.wrap(result["command"], WIDE - 6, break_long_words=False, break_on_hyphens=False))
