@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     from .attack import PRESETS
     from .checks import whole_numbers
     from .data import BUILT_IN, DOWNLOADED
+    from .defense import DEFENSES
     from .experiments.command import add_arguments
     from .options import METHODS, NETWORKS, TRAINED
     from .protocol import SCHEDULES
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
     proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
     proto.add_argument("--train", choices=TRAINED, default="all", help="which layers --learning-rate trains: all, or above: the first layers and what is above them (default: all)")
+    proto.add_argument("--defense", metavar="NAME[:OPTION=VALUE,…]", help=f"what each worker and the head's holder do to their gradient before the server sees it: {', '.join(DEFENSES)}; for example fake:sigma=3,relative=true or dp:epsilon=10,clip_norm=3 (default: none)")
     how = a.add_argument_group("the attack")
     how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span; dlg to gc are earlier attacks in CAFE's loop, or on one batch where K = N")
     how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")

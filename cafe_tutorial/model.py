@@ -170,20 +170,28 @@ class VFLModel:
     def forward(self, parameters: Parameters, stacked: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """One (M_g, n, …) tensor a group to h, (M_g, n, d1) each, and the logits (n, classes)."""
         both = [self._grouped(g, parameters, "", x) for g, x in enumerate(stacked)]
-        return [h for h, _ in both], self._logits(parameters, [o for _, o in both])
+        return [h for h, _ in both], self.logits(parameters, [o for _, o in both])
 
     def above(self, parameters: Parameters, hidden: Sequence[Tensor]) -> Tensor:
         """h of every group, (M_g, n, d1) each, to the logits (n, classes)."""
         first = [self._grouped(g, parameters, "first", h) for g, h in enumerate(hidden)]
-        return self._logits(parameters, [self._grouped(g, parameters, "upper", u) for g, u in enumerate(first)])
+        return self.logits(parameters, [self._grouped(g, parameters, "upper", u) for g, u in enumerate(first)])
 
-    def _logits(self, parameters: Parameters, outputs: Sequence[Tensor]) -> Tensor:
+    def outputs(self, parameters: Parameters, stacked: Sequence[Tensor]) -> list[Tensor]:
+        """What the workers hand to the head, (M_g, n, …) to (M_g, n, outputs) for every group."""
+        return [self._grouped(g, parameters, "", x)[1] for g, x in enumerate(stacked)]
+
+    def logits(self, parameters: Parameters, outputs: Sequence[Tensor]) -> Tensor:
         """The head on outputs (M_g, n, outputs) a group."""
         return F.linear(torch.cat(self.unstack(outputs), 1), parameters["head.weight"], parameters["head.bias"])
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy (eq. 1) of logits (n, classes) and class numbers (n,) or probabilities (n, classes)."""
-        return F.cross_entropy(logits.softmax(1) if self.double_softmax else logits, labels)
+    def loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy (eq. 1) of logits (n, classes) and class numbers (n,) or probabilities (n, classes).
+
+        weights : (n,), factors of the rows' losses before the mean
+        """
+        logits = logits.softmax(1) if self.double_softmax else logits
+        return F.cross_entropy(logits, labels) if weights is None else (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
 @contextmanager

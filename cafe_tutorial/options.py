@@ -9,6 +9,7 @@ import torch
 
 from .attack import OBJECTIVES, PRESETS, Hyperparameters, NotIdentifiable
 from .data import Images, Table
+from .defense import Defense, defense_from
 from .model import VFLModel
 from .partition import ColumnPartition, GridPartition
 from .protocol import SCHEDULES
@@ -43,6 +44,7 @@ class AttackOptions:
     pretrain: int = 0
     learning_rate: float = 0.0
     train: str = "all"
+    defense: str | None = None
     curve: int = 0
     device: str = "auto"
     seed: int = 0
@@ -79,6 +81,7 @@ def check(options: AttackOptions) -> None:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
     if options.preset is not None and options.preset not in PRESETS:
         raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
+    defense(options)
 
 
 def check_seed(seed: int) -> None:
@@ -121,6 +124,11 @@ def optimizer(options: AttackOptions, model: VFLModel):
     """Adam on all weights, or on those of the first layers and above."""
     chosen = [i for i, name in enumerate(model.parameters) if options.train == "all" or ".representation." not in name]
     return lambda weights: torch.optim.Adam([weights[i] for i in chosen], lr=options.learning_rate)
+
+
+def defense(options: AttackOptions) -> Defense | None:
+    """What the parties put between their gradients and the server, with the attack's seed."""
+    return None if options.defense is None else defense_from(options.defense, seed=options.seed)
 
 
 def refuse_hopeless(options: AttackOptions, rows: int, batch_size: int) -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .defense.base import Defense
 from .model import Parameters, VFLModel, full_precision
+from .uploads import defended, row_norms, weighted_average
 
 SCHEDULES = ("random", "epochs", "fixed")
 
@@ -78,6 +80,7 @@ class VerticalFL:
         optimizer, for example ``lambda p: torch.optim.Adam(p, lr=1e-6)``, stepped after each round
     below : whether the gradients of the layers below the first are computed and shown; without them these layers must
         stand still, each party computes its h once, and a round costs a fraction
+    defense : changes what each worker and the head's holder upload, each for itself; the server updates Θ with what it gets
     seed : chooses the batches
     device, dtype : where and in which precision the rounds are computed
 
@@ -94,6 +97,7 @@ class VerticalFL:
         schedule: str = "random",
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
         below: bool = True,
+        defense: Defense | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -114,7 +118,11 @@ class VerticalFL:
         self._public: Parameters | None = None
         self._shown = [k for k in self.parameters if below or ".representation." not in k]
         self._hidden: list[Tensor] | None = None  # h of every row, (M_g, N, d1) a group, where it stays as it is
+        self._clipping: Tensor | None = None  # a defence's factors of every row, (M + 1, N), as long as Θ is fixed
+        self._defenses = defense and [defense.for_party(m, rows=rows, batch_size=batch_size) for m in range(model.workers + 1)]
         if not below:
+            if defense:
+                raise ValueError("below=False leaves out part of what a defence acts on; use below=True")
             self._keep_below()
 
     def _keep_below(self) -> None:
@@ -150,16 +158,37 @@ class VerticalFL:
         for _ in range(count):
             s = next(self._batches).to(self._labels.device)  # (|s|,)
             with full_precision():
-                if self._hidden is None:
-                    _, logits = self.model.forward(self.parameters, [x[:, s] for x in self._stacked])
-                else:
-                    logits = self.model.above(self.parameters, [h[:, s] for h in self._hidden])
-                loss = self.model.loss(logits, self._labels[s])
-                gradients = dict(zip(self._shown, torch.autograd.grad(loss, [self.parameters[k] for k in self._shown])))
+                gradients = self._gradients(s)
             view = RoundView(self.round, s, self._snapshot(), gradients)
             self.round += 1
             self._update(gradients)
             yield view
+
+    def _gradients(self, s: Tensor) -> Parameters:
+        """The averaged gradient of batch s as the server receives it."""
+        batch, labels = [x[:, s] for x in self._stacked], self._labels[s]
+        if self._defenses and self._defenses[0].per_row:
+            gradients = weighted_average(self.model, self.parameters, batch, labels, self._factors(s))
+            return defended(self.model, gradients, self._defenses, len(s))
+        if self._hidden is None:
+            logits = self.model.forward(self.parameters, batch)[1]
+        else:
+            logits = self.model.above(self.parameters, [h[:, s] for h in self._hidden])
+        loss = self.model.loss(logits, labels)
+        gradients = dict(zip(self._shown, torch.autograd.grad(loss, [self.parameters[k] for k in self._shown])))
+        return defended(self.model, gradients, self._defenses, len(s)) if self._defenses else gradients
+
+    def _factors(self, s: Tensor) -> Tensor:
+        """By how much each party scales down its own gradient of each row of batch s, (M + 1, |s|); all rows' at once while Θ stands still."""
+        if self._optimizer:
+            return self._clipped(s)
+        if self._clipping is None:
+            self._clipping = self._clipped(torch.arange(self.rows, device=s.device))
+        return self._clipping[:, s]
+
+    def _clipped(self, rows: Tensor) -> Tensor:
+        norms = row_norms(self.model, self.parameters, [x[:, rows] for x in self._stacked], self._labels[rows])
+        return torch.stack([d.factors(own) for d, own in zip(self._defenses, norms)])
 
     def _update(self, gradients: Parameters) -> None:
         if self._optimizer is None:

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from .attack import OBJECTIVES, ExactCAFE, FewRoundsCAFE, Leak, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
 from .data import Images, Table, load
 from .metrics import Score, score
-from .options import BASELINES, EPOCHS, ITERATIONS, ITERATIVE, AttackOptions, check, choose_device, hyperparameters, optimizer, parties, refuse_hopeless
+from .options import BASELINES, EPOCHS, ITERATIONS, ITERATIVE, AttackOptions, check, choose_device, defense, hyperparameters, optimizer, parties, refuse_hopeless
 from .partition import ColumnPartition, GridPartition
 from .protocol import VerticalFL
 from .report import provenance
@@ -59,7 +59,8 @@ def run_attack(options: AttackOptions) -> Outcome:
     trainer = optimizer(options, model) if options.learning_rate else None
     vfl = VerticalFL(
         model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=trainer,
-        below=options.method in (*ITERATIVE, *BASELINES) or (trainer is not None and options.train == "all"), seed=options.seed, device=device,
+        below=options.method in (*ITERATIVE, *BASELINES) or (trainer is not None and options.train == "all") or options.defense is not None,
+        defense=defense(options), seed=options.seed, device=device,
     )  # fmt: skip
     leaking = torch.stack([v.norm(dim=1) > 0 for v in row_gradients(vfl)[0]], 1)
 
@@ -103,6 +104,7 @@ def run_attack(options: AttackOptions) -> Outcome:
         **trained,
         "learning_rate": options.learning_rate,
         "train": options.train,
+        "defense": options.defense,
         "notes": leak.notes,
         "curve": curve,
         **provenance(device, options.seed),
