@@ -109,6 +109,8 @@ class VerticalFL:
             raise ValueError(f"parts have {[len(p) for p in parts]} rows, labels {rows}; all must be equal and above 0")
         if labels.dtype != torch.int64 or labels.min() < 0 or labels.max() >= model.classes:
             raise ValueError(f"labels must be int64 class numbers from 0 to {model.classes - 1}, got {labels.dtype} from {labels.min()} to {labels.max()}")
+        if defense and not below:
+            raise ValueError("below=False leaves out part of what a defence acts on; use below=True")
         self.model, self.rows, self.batch_size, self.round = model, rows, batch_size, 0
         self._batches = index_batches(schedule, rows, batch_size, generator=torch.Generator().manual_seed(seed))
         self._stacked = model.stack([p.to(device, dtype) for p in parts])
@@ -121,8 +123,6 @@ class VerticalFL:
         self._clipping: Tensor | None = None  # a defence's factors of every row, (M + 1, N), as long as Θ is fixed
         self._defenses = defense and [defense.for_party(m, rows=rows, batch_size=batch_size) for m in range(model.workers + 1)]
         if not below:
-            if defense:
-                raise ValueError("below=False leaves out part of what a defence acts on; use below=True")
             self._keep_below()
 
     def _keep_below(self) -> None:
@@ -166,16 +166,14 @@ class VerticalFL:
 
     def _gradients(self, s: Tensor) -> Parameters:
         """The averaged gradient of batch s as the server receives it."""
-        batch, labels = [x[:, s] for x in self._stacked], self._labels[s]
+        labels = self._labels[s]
+        batch = [x[:, s] for x in (self._stacked if self._hidden is None else self._hidden)]  # x or h of the batch's rows, a group
         if self._defenses and self._defenses[0].per_row:
             gradients = weighted_average(self.model, self.parameters, batch, labels, self._factors(s))
-            return defended(self.model, gradients, self._defenses, len(s))
-        if self._hidden is None:
-            logits = self.model.forward(self.parameters, batch)[1]
         else:
-            logits = self.model.above(self.parameters, [h[:, s] for h in self._hidden])
-        loss = self.model.loss(logits, labels)
-        gradients = dict(zip(self._shown, torch.autograd.grad(loss, [self.parameters[k] for k in self._shown])))
+            logits = self.model.forward(self.parameters, batch)[1] if self._hidden is None else self.model.above(self.parameters, batch)
+            loss = self.model.loss(logits, labels)
+            gradients = dict(zip(self._shown, torch.autograd.grad(loss, [self.parameters[k] for k in self._shown])))
         return defended(self.model, gradients, self._defenses, len(s)) if self._defenses else gradients
 
     def _factors(self, s: Tensor) -> Tensor:

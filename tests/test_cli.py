@@ -1,5 +1,4 @@
 import json
-import shlex
 
 import numpy as np
 import pytest
@@ -47,21 +46,6 @@ def test_your_own_file_is_named_by_name_and_hash(tmp_path):
     assert str(tmp_path) not in (tmp_path / "o" / "report.json").read_text()
     with np.load(tmp_path / "o" / "leak.npz") as leak:
         assert leak["label_values"][leak["labels"]].tolist() == [3, 3, 7, 7, 3, 7]
-
-
-def test_a_defense_is_applied_and_told(tmp_path):
-    exact = {}
-    for name, extra in (("none", []), ("half", ["--defense", "half"]), ("private", ["--defense", "dp:epsilon=1,steps=100"])):
-        assert main([*SMALL, *extra, "--out", str(tmp_path / name)]) == 0
-        report = report_of(tmp_path / name)
-        assert report["defense"] == (extra[1] if extra else None) and (not extra or shlex.join(extra) in report["command"])
-        exact[name] = report["psnr_slice_median"]
-    assert exact["none"] > exact["half"] > exact["private"]
-
-
-def test_an_unknown_defense_is_told_before_anything_is_loaded(tmp_path, capsys):
-    assert main([*SMALL, "--data", str(tmp_path / "none.npz"), "--defense", "noise:size=3", "--out", str(tmp_path / "o")]) == 2
-    assert "'noise' must be one of fake, dp" in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("extra", [["--columns", "5,10,15"], ["--workers", "16"], [], ["--pretrain", "30"]])

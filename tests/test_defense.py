@@ -1,11 +1,14 @@
 """Defences against their definitions, each for itself and inside the protocol."""
 
 import math
+import shlex
 
 import pytest
 import torch
 from conftest import image_case, smooth_images, table_case
+from test_cli import SMALL, report_of
 
+from cafe_tutorial.__main__ import main
 from cafe_tutorial.defense import DEFENSES, FakeGradients, GaussianMechanism, HalfPrecision, Quantization, TopK, defense_from
 from cafe_tutorial.defense.base import flat, unflat
 from cafe_tutorial.defense.privacy import epsilon_of, noise_for
@@ -261,3 +264,18 @@ def test_a_budget_that_no_noise_meets_is_named():
 def test_every_defense_has_a_name_and_documents_its_options():
     for name, kind in DEFENSES.items():
         assert kind.__doc__ and name == name.lower()
+
+
+def test_a_defense_is_applied_and_told(tmp_path):
+    exact = {}
+    for name, extra in (("none", []), ("half", ["--defense", "half"]), ("private", ["--defense", "dp:epsilon=1,steps=100"])):
+        assert main([*SMALL, *extra, "--out", str(tmp_path / name)]) == 0
+        report = report_of(tmp_path / name)
+        assert report["defense"] == (extra[1] if extra else None) and (not extra or shlex.join(extra) in report["command"])
+        exact[name] = report["psnr_slice_median"]
+    assert exact["none"] > exact["half"] > exact["private"]
+
+
+def test_an_unknown_defense_is_told_before_anything_is_loaded(tmp_path, capsys):
+    assert main([*SMALL, "--data", str(tmp_path / "none.npz"), "--defense", "noise:size=3", "--out", str(tmp_path / "o")]) == 2
+    assert "'noise' must be one of fake, dp" in capsys.readouterr().err and not (tmp_path / "o").exists()

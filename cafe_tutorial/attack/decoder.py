@@ -42,7 +42,12 @@ def linear_decoder(representation: Callable[[Tensor], Tensor], shape: tuple[int,
 
 def random_images(n: int, shape: tuple[int, int, int], *, generator: torch.Generator) -> Tensor:
     """Images (n, *shape) in [0, 1]: uniform noise of a few grains, enlarged, of random contrast and brightness."""
-    parts = [F.interpolate(torch.rand(-(-n // len(GRAINS)), shape[0], k, k, generator=generator), size=shape[1:], mode="bicubic") for k in GRAINS]
-    images = torch.cat(parts)[:n]
+    images = torch.cat([enlarged_noise(-(-n // len(GRAINS)), shape, k, generator=generator) for k in GRAINS])[:n]
     contrast, brightness = torch.rand(2, len(images), 1, 1, 1, generator=generator)
     return ((images - 0.5) * 2 * contrast + brightness).clamp(0, 1)
+
+
+def enlarged_noise(n: int, shape: tuple[int, int, int], grain: int, *, generator: torch.Generator) -> Tensor:
+    """Uniform noise of ``grain`` x ``grain`` pixels, bicubic to full size, (n, *shape); a little outside [0, 1] in places."""
+    noise = torch.rand(n, shape[0], grain, grain, generator=generator)
+    return F.interpolate(noise, size=shape[1:], mode="bicubic", align_corners=False)

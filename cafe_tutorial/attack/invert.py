@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..model import full_precision
 from .chords import chords
-from .decoder import linear_decoder
+from .decoder import enlarged_noise, linear_decoder
 from .layers import evaluate, layers_of, part, spare, thinned
 from .step3 import total_variation
 
@@ -147,8 +146,7 @@ def start(kind: str, n: int, shape, generator: torch.Generator) -> Tensor:
     """Smooth random images, 4x4 uniform noise enlarged to full size; else, and for small tiles and records, nearly grey ones."""
     if kind != "smooth" or len(shape) != 3 or min(shape[1:]) < 4:
         return 0.5 + 0.05 * torch.randn(n, *shape, generator=generator)
-    low = torch.rand(n, shape[0], 4, 4, generator=generator)
-    return F.interpolate(low, size=shape[1:], mode="bicubic", align_corners=False).clamp(0, 1)
+    return enlarged_noise(n, shape, 4, generator=generator).clamp(0, 1)
 
 
 def _relative(representation, target, x) -> Tensor:
