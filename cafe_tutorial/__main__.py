@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     from .data import BUILT_IN, DOWNLOADED
     from .defense import DEFENSES
     from .experiments.command import add_arguments
-    from .options import METHODS, NETWORKS, TRAINED
+    from .options import METHODS, NETWORKS, OPTIMIZERS, TRAINED
     from .protocol import SCHEDULES
 
     top = argparse.ArgumentParser(
@@ -61,13 +61,15 @@ def parser() -> argparse.ArgumentParser:
     proto.add_argument("--batch-size", type=int, metavar="K", help="rows a round (default: 40, or a twentieth of fewer than 800 rows)")
     proto.add_argument("--schedule", choices=SCHEDULES, help="random K-subsets, shuffled epochs, or fixed batches (default: random; epochs for few-rounds)")
     proto.add_argument("--pretrain", type=int, default=0, metavar="STEPS", help="train the model this many rounds before the attack begins (Adam, 1e-3)")
-    proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (Adam; default: 0, fixed)")
+    proto.add_argument("--learning-rate", type=float, default=0.0, metavar="LR", help="train the model while it is attacked (default: 0, fixed)")
+    proto.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="what --learning-rate is for (default: adam)")
     proto.add_argument("--train", choices=TRAINED, default="all", help="which layers --learning-rate trains: all, or above: the first layers and what is above them (default: all)")
+    proto.add_argument("--local-bottom", action="store_true", help="the workers keep the layers below the first to themselves: the server knows these as they were before any training, and not their gradients")
     proto.add_argument("--defense", metavar="NAME[:OPTION=VALUE,…]", help=f"what each worker and the head's holder do to their gradient before the server sees it: {', '.join(DEFENSES)}; for example fake:sigma=3,relative=true or dp:epsilon=10,clip_norm=3 (default: none)")
     how = a.add_argument_group("the attack")
-    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span; dlg to gc are earlier attacks in CAFE's loop, or on one batch where K = N")
+    how.add_argument("--method", choices=METHODS, default="exact", help="default: exact; patient averages over many rounds, against noise; few-rounds intersects the spans of a few epochs' gradients; one-round finds the images whose h lies in one gradient's span; dlg to gc are earlier attacks in CAFE's loop, or on one batch where K = N")
     how.add_argument("--epochs", type=int, metavar="E", help="few-rounds: epochs to watch (default: 4)")
-    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, one-round 1, single-loop and the baselines 8000, nested-loops 8000 for each of its three steps")
+    how.add_argument("--rounds", type=int, metavar="T", help="rounds to watch; exact takes what it needs when this is not given, patient 10 times the rows, one-round 1, single-loop and the baselines 8000, nested-loops 8000 for each of its three steps")
     how.add_argument("--preset", choices=PRESETS, help="table 9's hyperparameters for the iterative methods (default: mnist for grey images and tables, cifar10 for colour)")
     how.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="change one hyperparameter of the preset, for example --set gamma=0 --set switch_step2=1e-9")
     how.add_argument("--curve", type=int, default=0, metavar="T", help="iterative methods and baselines: record the score every T rounds in the report")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 PSNR_CAP = 150.0  # dB; an exact image would be infinite
+CERTIFIED_PSNR, CERTIFIED_ERROR = 60.0, 1e-4  # what a certificate promises of a slice, and of a table's record
 CERTIFIED_FIRST = 1e6  # more than any other slice, certified ones decide which row a leak's row is
 
 
@@ -55,6 +56,11 @@ class Score:
     certified: Tensor
     leaking: Tensor
 
+    @property
+    def false(self) -> Tensor:
+        """Which certificates are wrong, (N, M), bool: slices truly below 60 dB; for tables, off by more than 1e-4 of their norm."""
+        return self.certified & (self.psnr_slice < CERTIFIED_PSNR if self.psnr_slice is not None else self.relative_error > CERTIFIED_ERROR)
+
     def summary(self) -> dict:
         """Figures of ``report.json``; the psnr_slice values and the relative error are over slices that have a gradient,
         ``slices_leaking`` in number. ``slices_not_leaked`` counts those that the attack calls silent.
@@ -76,6 +82,7 @@ class Score:
             "slices_not_leaked": int((~self.leaks).sum()),
             "slices_certified": int(self.certified.sum()),
             "images_certified": int(self.certified.all(1).sum()),
+            "certified_false": int(self.false.sum()),
             "certified_psnr_min": _over(self.psnr_slice, self.certified, torch.min),
             "certified_error_max": _over(self.relative_error, self.certified, torch.max),
         }

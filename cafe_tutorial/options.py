@@ -17,9 +17,11 @@ from .protocol import SCHEDULES
 ITERATIONS = 8000  # of an iterative method, the paper's maximum for digits
 ITERATIVE = ("single-loop", "nested-loops")
 BASELINES = tuple(OBJECTIVES)
-METHODS = ("exact", "few-rounds", "one-round", *ITERATIVE, *BASELINES)
+METHODS = ("exact", "patient", "few-rounds", "one-round", *ITERATIVE, *BASELINES)
+PATIENCE = 10  # rounds of patient, times N
 EPOCHS = 4  # of few-rounds
 TRAINED = ("all", "above")
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 NETWORKS = ("released", "smooth")
 
 
@@ -44,6 +46,8 @@ class AttackOptions:
     pretrain: int = 0
     learning_rate: float = 0.0
     train: str = "all"
+    optimizer: str = "adam"
+    local_bottom: bool = False
     defense: str | None = None
     curve: int = 0
     device: str = "auto"
@@ -76,9 +80,11 @@ def check(options: AttackOptions) -> None:
         raise ValueError(f"epochs={options.epochs} is for method='few-rounds', in place of rounds; got method={options.method!r}, rounds={options.rounds}")
     if not 0 <= options.learning_rate < 10:
         raise ValueError(f"learning_rate={options.learning_rate} must be from 0 (Θ fixed) to below 10")
-    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, (*SCHEDULES, None)), ("train", options.train, TRAINED), ("network", options.network, NETWORKS)):
+    for name, value, known in (("method", options.method, METHODS), ("schedule", options.schedule, (*SCHEDULES, None)), ("train", options.train, TRAINED), ("optimizer", options.optimizer, tuple(OPTIMIZERS)), ("network", options.network, NETWORKS)):
         if value not in known:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
+    if options.local_bottom and options.method in (*ITERATIVE, *BASELINES):
+        raise ValueError(f"local_bottom hides gradients that method={options.method!r} compares; use exact, few-rounds or one-round")
     if options.preset is not None and options.preset not in PRESETS:
         raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
     defense(options)
@@ -121,9 +127,9 @@ def hyperparameters(options: AttackOptions, data) -> Hyperparameters:
 
 
 def optimizer(options: AttackOptions, model: VFLModel):
-    """Adam on all weights, or on those of the first layers and above."""
+    """Adam or SGD on all weights, or on those of the first layers and above."""
     chosen = [i for i, name in enumerate(model.parameters) if options.train == "all" or ".representation." not in name]
-    return lambda weights: torch.optim.Adam([weights[i] for i in chosen], lr=options.learning_rate)
+    return lambda weights: OPTIMIZERS[options.optimizer]([weights[i] for i in chosen], lr=options.learning_rate)
 
 
 def defense(options: AttackOptions) -> Defense | None:

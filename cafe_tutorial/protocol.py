@@ -80,6 +80,8 @@ class VerticalFL:
         optimizer, for example ``lambda p: torch.optim.Adam(p, lr=1e-6)``, stepped after each round
     below : whether the gradients of the layers below the first are computed and shown; without them these layers must
         stand still, each party computes its h once, and a round costs a fraction
+    stale : the layers below the first as the server believes them to be, for workers that keep these to themselves: their
+        gradients are not shown either; names as in ``VFLModel.parameters``
     defense : changes what each worker and the head's holder upload, each for itself; the server updates Θ with what it gets
     seed : chooses the batches
     device, dtype : where and in which precision the rounds are computed
@@ -97,6 +99,7 @@ class VerticalFL:
         schedule: str = "random",
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
         below: bool = True,
+        stale: Parameters | None = None,
         defense: Defense | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -118,6 +121,9 @@ class VerticalFL:
         self.parameters: Parameters = {k: v.to(device, dtype, copy=True).requires_grad_() for k, v in model.parameters.items()}
         self._optimizer = optimizer(list(self.parameters.values())) if optimizer else None
         self._public: Parameters | None = None
+        self._stale = {} if stale is None else {k: v.to(device, dtype) for k, v in stale.items()}
+        if any(".representation." not in k or k not in self.parameters for k in self._stale):
+            raise ValueError(f"stale holds {', '.join(self._stale)}; it may only hold weights of the layers below the first")
         self._shown = [k for k in self.parameters if below or ".representation." not in k]
         self._hidden: list[Tensor] | None = None  # h of every row, (M_g, N, d1) a group, where it stays as it is
         self._clipping: Tensor | None = None  # a defence's factors of every row, (M + 1, N), as long as Θ is fixed
@@ -150,7 +156,7 @@ class VerticalFL:
     def _snapshot(self) -> Parameters:
         """Θ of this round; one shared copy as long as Θ is fixed."""
         if self._public is None:
-            self._public = {k: v.detach().clone() for k, v in self.parameters.items()}
+            self._public = {k: self._stale.get(k, v).detach().clone() for k, v in self.parameters.items()}
         return self._public
 
     def rounds(self, count: int) -> Iterator[RoundView]:
@@ -159,7 +165,7 @@ class VerticalFL:
             s = next(self._batches).to(self._labels.device)  # (|s|,)
             with full_precision():
                 gradients = self._gradients(s)
-            view = RoundView(self.round, s, self._snapshot(), gradients)
+            view = RoundView(self.round, s, self._snapshot(), {k: g for k, g in gradients.items() if k not in self._stale})
             self.round += 1
             self._update(gradients)
             yield view

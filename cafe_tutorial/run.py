@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import torch
 from tqdm.auto import tqdm
 
-from .attack import OBJECTIVES, ExactCAFE, FewRoundsCAFE, Leak, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, SingleLoopCAFE
+from .attack import OBJECTIVES, ExactCAFE, FewRoundsCAFE, Leak, MatchingAttack, NestedLoopsCAFE, OneRoundCAFE, PatientCAFE, SingleLoopCAFE
 from .data import Images, Table, load
 from .metrics import Score, score
-from .options import BASELINES, EPOCHS, ITERATIONS, ITERATIVE, AttackOptions, check, choose_device, defense, hyperparameters, optimizer, parties, refuse_hopeless
+from .options import BASELINES, EPOCHS, ITERATIONS, ITERATIVE, PATIENCE, AttackOptions, check, choose_device, defense, hyperparameters, optimizer, parties, refuse_hopeless
 from .partition import ColumnPartition, GridPartition
 from .protocol import VerticalFL
 from .report import provenance
 from .reveal import row_gradients
+
+HELD_OUT = 1000  # rows to test a model on that is trained while it is attacked
 
 
 @dataclass(frozen=True)
@@ -50,37 +52,46 @@ def run_attack(options: AttackOptions) -> Outcome:
     split, model = parties(options, data)
     settings = hyperparameters(options, data)
     parts = split.split(data.features)
-    if options.method == "exact" and 1 <= batch_size <= rows:
+    if options.method in ("exact", "patient") and 1 <= batch_size <= rows:
         refuse_hopeless(options, rows, batch_size)
     start = time.perf_counter()
-    trained = {}
+    trained, known = {}, {k: v for k, v in model.parameters.items() if ".representation." in k}
     if options.pretrain:
         trained = pretrain(options, model, parts, data, batch_size, device)
     trainer = optimizer(options, model) if options.learning_rate else None
+    held_out = unseen(options, data) if trainer else None
     vfl = VerticalFL(
         model, parts, data.labels, batch_size=batch_size, schedule=options.schedule, optimizer=trainer,
         below=options.method in (*ITERATIVE, *BASELINES) or (trainer is not None and options.train == "all") or options.defense is not None,
-        defense=defense(options), seed=options.seed, device=device,
+        stale=known if options.local_bottom else None, defense=defense(options), seed=options.seed, device=device,
     )  # fmt: skip
+    if options.local_bottom:
+        model.parameters = {**model.parameters, **known}
     leaking = torch.stack([v.norm(dim=1) > 0 for v in row_gradients(vfl)[0]], 1)
 
     def judge(leak: Leak) -> Score:
         return score(leak, data, split, leaking=leaking)
 
+    def learned() -> dict:
+        return progress_of(vfl, split, held_out) if trainer else {}
+
     curve: list[dict] = []
     if options.method == "few-rounds":
         attack = FewRoundsCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
-        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), judge, curve)
+        _observe(attack, vfl, options, options.rounds or (options.epochs or EPOCHS) * -(-rows // batch_size), judge, curve, learned)
     elif options.method == "one-round":
         attack = OneRoundCAFE(model, seed=options.seed, progress=options.progress)
-        _observe(attack, vfl, options, options.rounds or 1, judge, curve)
+        _observe(attack, vfl, options, options.rounds or 1, judge, curve, learned)
+    elif options.method == "patient":
+        attack = PatientCAFE(model, rows=rows, rounds=options.rounds or PATIENCE * rows, seed=options.seed, progress=options.progress)
+        _observe_until_ready(attack, vfl, options, attack.rounds)
     elif options.method == "exact":
         attack = ExactCAFE(model, rows=rows, seed=options.seed, progress=options.progress)
-        _observe_exact(attack, vfl, options)
+        _observe_until_ready(attack, vfl, options, options.rounds or rows + -(-rows // 20))
     else:
         attack = _iterative(options, model, rows, settings, vfl, device)
         total = (options.rounds or ITERATIONS) * (3 if options.method == "nested-loops" else 1)
-        _observe(attack, vfl, options, total, judge, curve)
+        _observe(attack, vfl, options, total, judge, curve, learned)
     leak = attack.solve()
     seconds = time.perf_counter() - start
     result = judge(leak)
@@ -104,6 +115,9 @@ def run_attack(options: AttackOptions) -> Outcome:
         **trained,
         "learning_rate": options.learning_rate,
         "train": options.train,
+        "optimizer": options.optimizer,
+        **learned(),
+        "local_bottom": options.local_bottom,
         "defense": options.defense,
         "notes": leak.notes,
         "curve": curve,
@@ -133,9 +147,30 @@ def pretrain(options, model, parts, data, batch_size, device) -> dict:
     return {"pretrain_loss": loss, "pretrain_accuracy": accuracy}
 
 
-def _observe_exact(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions) -> None:
-    with _bar(options, options.rounds or vfl.rows + -(-vfl.rows // 20), "rounds") as bar:
-        while (attack.observed < options.rounds) if options.rounds else not (attack.ready or attack.stalled):
+def unseen(options: AttackOptions, data: Images | Table) -> Images | Table | None:
+    """At most ``HELD_OUT`` rows of the same set that are not among the attacked ones; None where none are left."""
+    if data.row_numbers is None:
+        return None
+    whole = load(options.data)
+    others = torch.ones(len(whole), dtype=torch.bool)
+    others[data.row_numbers] = False
+    rows = others.nonzero()[:, 0]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(options.seed))
+    return whole.take(rows[order[:HELD_OUT]]) if len(rows) else None
+
+
+def progress_of(vfl: VerticalFL, split, held_out: Images | Table | None) -> dict:
+    """How well the model has learned: loss and accuracy on the training rows, and on the rows held out; None where it diverged."""
+    found = dict(zip(("training_loss", "training_accuracy"), vfl.evaluate()))
+    if held_out is not None:
+        found |= dict(zip(("test_loss", "test_accuracy"), vfl.evaluate(split.split(held_out.features), held_out.labels)))
+    return {k: v if math.isfinite(v) else None for k, v in found.items()}
+
+
+def _observe_until_ready(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions, total: int) -> None:
+    asked = options.rounds if options.method == "exact" else None
+    with _bar(options, total, "rounds") as bar:
+        while (attack.observed < asked) if asked else not (attack.ready or attack.stalled):
             for view in vfl.rounds(1):
                 attack.observe(view)
             bar.update()
@@ -151,7 +186,7 @@ def _iterative(options, model, rows, settings, vfl, device):
     return NestedLoopsCAFE(model, iterations=options.rounds or ITERATIONS, settings=settings, **common)
 
 
-def _observe(attack, vfl, options, total: int, judge: Callable[[Leak], Score], curve: list[dict]) -> None:
+def _observe(attack, vfl, options, total: int, judge: Callable[[Leak], Score], curve: list[dict], learned: Callable[[], dict]) -> None:
     """Run ``total`` rounds; every ``curve`` of them the score is recorded for the report, and the attack never sees it."""
     with _bar(options, total, options.method) as bar:
         for view in vfl.rounds(total):
@@ -161,4 +196,4 @@ def _observe(attack, vfl, options, total: int, judge: Callable[[Leak], Score], c
                 figures = judge(attack.solve()).summary()
                 kept = ("psnr_slice_mean", "psnr_slice_median", "relative_error_median", "label_accuracy")
                 steps = dict(zip(("step1", "step2", "step3"), attack.objectives))
-                curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if math.isfinite(v) else None for k, v in steps.items()}})
+                curve.append({"rounds": attack.observed, **{k: figures[k] for k in kept}, **{k: v if math.isfinite(v) else None for k, v in steps.items()}, **learned()})

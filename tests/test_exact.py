@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -289,3 +290,22 @@ def test_on_a_gpu(digits):
     result = score(attacked(model, vfl).solve(), digits, split)
     assert result.label_accuracy == 1.0 and (result.psnr_slice[result.certified] > 60).all()
     assert result.certified.sum() > 0.5 * result.leaks.sum()
+
+
+@pytest.mark.parametrize("some_true", [False, True])
+def test_targets_that_are_no_representation_are_given_up_early(some_true, monkeypatch):
+    """Two starts show that none of many targets is any image's h: the longer ones are left out, and the count of rows adds up."""
+    data = load_images("digits", rows=40, seed=0)
+    _, model, vfl = image_case(data, (1, 1), d2=32)
+    h, ticks, tried = model.representation(0, vfl.parameters), [], []
+    true = h(data.images).detach()
+    targets = true + true.roll(1, 0)  # sums of two rows' are none
+    if some_true:
+        targets[::10] = true[::10]
+    module = sys.modules["cafe_tutorial.attack.invert"]
+    plain = module._attempt
+    monkeypatch.setattr(module, "_attempt", lambda *given: tried.append(given[3].start) or plain(*given))
+    attempts = (Attempt("decoded", 20), Attempt("decoded", 100), Attempt("smooth", 2), Attempt("grey", 2))
+    _, rho = invert(h, targets, (1, 8, 8), attempts=attempts, goal=1e-10, generator=torch.Generator().manual_seed(0), tick=ticks.append)
+    assert sum(ticks) == len(targets) and (float(rho.min()) < 1e-3) == some_true
+    assert tried == ["decoded", "decoded"] + ["smooth", "grey"] * some_true

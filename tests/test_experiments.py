@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cafe_tutorial.__main__ import main
-from cafe_tutorial.experiments import command, sweep, tables
+from cafe_tutorial.defense import fake_gradients
+from cafe_tutorial.experiments import command, defenses, sweep, tables
 from cafe_tutorial.experiments.sweep import Cell, at_rounds, rounds_to, summary, without_times
 from cafe_tutorial.options import BASELINES
 
@@ -15,7 +16,7 @@ def run(name, out, *options):
     return main(["experiment", name, "--size", "smoke", "--quiet", "--out", str(out), *options])
 
 
-@pytest.mark.parametrize("name", [n for n in tables.NAMES if n not in ("table3", "table6", "horizontal")])
+@pytest.mark.parametrize("name", [n for n in tables.NAMES if n not in ("table3", "table6", "horizontal", *defenses.TABLES)])
 def test_every_table_in_its_smallest_size(name, tmp_path):
     assert run(name, tmp_path / "t.json") == 0
     result = json.loads((tmp_path / "t.json").read_text())
@@ -35,6 +36,32 @@ def test_only_some_methods(name, methods, count, tmp_path):
     assert run(name, tmp_path / "t.json", "--methods", methods) == 0
     result = json.loads((tmp_path / "t.json").read_text())
     assert {c["method"] for c in result["cells"]} == set(methods.split(",")) and len(result["cells"]) == count
+
+
+@pytest.mark.parametrize("name", ["averaging", "defenses", "fakes", "table7", "trained"])
+def test_the_exact_attack_under_every_defence(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(fake_gradients, "MEMORY", 2**22)
+    assert run(name, tmp_path / "d.json", "--methods", "exact") == 0
+    result = json.loads((tmp_path / "d.json").read_text())
+    assert all(c["certified_false"] == 0 for c in result["cells"])
+    undefended = [c for c in result["cells"] if c["row"] in ("none", "fake, clip, σ² = 1.1") or name == "trained" or c["column"] == "0"]
+    assert all(c["psnr_slice_median"] > 100 and c["slices_certified"] > 0.9 * c["slices_leaking"] for c in undefended)
+    if name == "fakes":
+        plain, clipped = (next(c for c in result["cells"] if c["row"] == row) for row in ("none", "fake, clip, σ² = 1.1"))
+        assert plain["psnr_slice_mean"] == clipped["psnr_slice_mean"]  # σ² = 1.1 changes no entry
+    if name == "defenses":
+        assert {c["psnr_slice_median"] < 60 for c in result["cells"] if "largest" in c["row"] or "ε" in c["row"]} == {True}
+
+
+def test_training_under_every_defence(tmp_path, monkeypatch):
+    monkeypatch.setattr(fake_gradients, "MEMORY", 2**22)
+    assert run("learning", tmp_path / "l.json") == 0
+    result = json.loads((tmp_path / "l.json").read_text())
+    rows = {c["row"]: c for c in result["cells"]}
+    assert all(c["curve"][0]["rounds"] == 0 and c["curve"][0]["test_loss"] == rows["none"]["curve"][0]["test_loss"] for c in rows.values())
+    assert rows["none"]["training_loss"] < rows["none"]["curve"][0]["training_loss"]
+    assert rows["none"]["curve"] == rows["fake, clip, σ² = 1.1"]["curve"] != rows["fake, order, σ = 1 rms"]["curve"]
+    assert rows["none"]["rows"] == 20 and 0 <= rows["none"]["test_accuracy"] <= 1
 
 
 def test_labels(tmp_path):
@@ -68,7 +95,7 @@ def test_an_interrupted_run_goes_on(whole, stop_at, cut, tmp_path, monkeypatch, 
         return true(attack_options)
 
     def interrupted(cells, what, **rest):
-        return sweep.run_cells(cells, what, attack=stopping, **rest)
+        return sweep.run_cells(cells, what, **{**rest, "attack": stopping})
 
     monkeypatch.setattr(command, "run_cells", interrupted)
     assert run("table2", parts, *OPTIONS) == 130
@@ -78,7 +105,7 @@ def test_an_interrupted_run_goes_on(whole, stop_at, cut, tmp_path, monkeypatch, 
     if cut:
         record.write_text(record.read_text()[:-20])
     calls.clear()
-    monkeypatch.setattr(command, "run_cells", lambda cells, what, **rest: sweep.run_cells(cells, what, attack=lambda o: calls.append(o) or true(o), **rest))
+    monkeypatch.setattr(command, "run_cells", lambda cells, what, **rest: sweep.run_cells(cells, what, **{**rest, "attack": lambda o: calls.append(o) or true(o)}))
     assert run("table2", parts, *OPTIONS) == 0
     assert len(calls) == 4 - stop_at + cut  # nothing is done twice but what was cut
     a, b = (json.loads(f.read_text()) for f in (whole, parts))
@@ -110,7 +137,7 @@ def test_other_data_under_the_same_name_is_another_run(tmp_path, monkeypatch, ca
     np.savez(tmp_path / "own.npz", images=images, labels=[0, 1] * 6)
     options = ("--data", str(tmp_path / "own.npz"), "--methods", "single-loop")
     true = sweep.run_attack
-    monkeypatch.setattr(command, "run_cells", lambda cells, what, **rest: sweep.run_cells(cells, what, attack=_after(1, true), **rest))
+    monkeypatch.setattr(command, "run_cells", lambda cells, what, **rest: sweep.run_cells(cells, what, **{**rest, "attack": _after(1, true)}))
     assert run("table4", tmp_path / "t.json", *options) == 130
     np.savez(tmp_path / "own.npz", images=images[::-1], labels=[0, 1] * 6)
     assert run("table4", tmp_path / "t.json", *options) == 2

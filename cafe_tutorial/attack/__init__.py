@@ -7,9 +7,11 @@ from .leak import Leak
 from .matching import MatchingAttack
 from .objectives import OBJECTIVES
 from .one_round import OneRoundCAFE
+from .patient import PatientCAFE
 from .presets import PRESETS, Hyperparameters
+from .repeats import Repeats
 
 __all__ = [
     "OBJECTIVES", "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "MatchingAttack", "NestedLoopsCAFE", "NotIdentifiable",
-    "OneRoundCAFE", "SingleLoopCAFE",
+    "OneRoundCAFE", "PatientCAFE", "Repeats", "SingleLoopCAFE",
 ]  # fmt: skip

@@ -44,13 +44,14 @@ class FakeGradients(Defense):
         if isinstance(redraws, bool) or not isinstance(redraws, int) or redraws < 0:
             raise ValueError(f"redraws={redraws!r} must be a whole number of at least 0")
         self._pool: Tensor | None = None  # (candidates, D), sorted rows of N(0, 1)
+        self._squares: Tensor | None = None  # (candidates,), their squared norms
 
     def __call__(self, gradient: Parameters, *, rows: int) -> Parameters:
         true = flat(gradient)
-        order = true.argsort()
-        fake = self._nearest(true[order], self.scale(true))  # (D,), ascending
+        ascending, order = true.sort()
+        fake = self._nearest(ascending, self.scale(true))  # (D,), ascending
         if self.reading == "clip":
-            fake = torch.minimum(torch.maximum(true[order], -fake.abs()), fake.abs())
+            fake = torch.minimum(torch.maximum(ascending, -fake.abs()), fake.abs())
         return unflat(torch.empty_like(true).scatter_(0, order, fake), gradient)
 
     def scale(self, true: Tensor) -> float:
@@ -63,7 +64,8 @@ class FakeGradients(Defense):
         for _ in range(self.redraws + 1):
             if self._pool is None or self._pool.shape[1] != len(ascending):
                 self._pool = self._draw(len(ascending)).to(ascending)
-            distances = (self._pool.square().sum(1) * scale**2 - 2 * scale * (self._pool @ ascending) + ascending.square().sum()).clamp_min(0).sqrt()
+                self._squares = torch.stack([row.square().sum() for row in self._pool])
+            distances = (self._squares * scale**2 - 2 * scale * (self._pool @ ascending) + ascending.square().sum()).clamp_min(0).sqrt()
             least, which = distances.min(0)
             if least <= self.tau:
                 return scale * self._pool[which]

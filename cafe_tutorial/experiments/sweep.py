@@ -19,9 +19,11 @@ from ..run import run_attack
 
 KEPT = (
     "data", "data_sha256", "rows", "workers", "batch_size", "schedule", "rounds", "seconds", "psnr_slice_mean", "psnr_slice_median",
-    "psnr_image_median", "ssim_mean", "label_accuracy", "slices_leaking", "slices_certified", "certified_psnr_min", "settings", "notes",
+    "psnr_image_median", "ssim_mean", "label_accuracy", "slices_leaking", "slices_certified", "certified_psnr_min", "certified_false",
+    "defense", "pretrain", "pretrain_accuracy", "learning_rate", "optimizer", "training_loss", "training_accuracy", "test_loss", "test_accuracy",
+    "settings", "notes",
 )  # fmt: skip
-SPREAD = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy", "seconds")
+SPREAD = ("psnr_slice_mean", "psnr_slice_median", "label_accuracy", "training_loss", "training_accuracy", "test_accuracy", "seconds")
 TIMES = ("seconds",)  # what another run of the same command may change
 
 
@@ -36,6 +38,10 @@ class Cell:
     options: dict
     levels: tuple[float, ...] = ()
     epochs: tuple[int, ...] = ()
+
+
+def cell(row: str, column: str, method: str, **options) -> Cell:
+    return Cell(row, column, 0, {"method": method, **options})
 
 
 @dataclass
@@ -163,10 +169,10 @@ def summary(cells: list[dict]) -> list[dict]:
         own = [c for c in cells if (c["row"], c["column"]) == (row, column)]
         entry = {"row": row, "column": column, "seeds": [c["seed"] for c in own]}
         for name in SPREAD:
-            values = [c[name] for c in own if c[name] is not None]
+            values = [c[name] for c in own if c.get(name) is not None]
             entry[name] = statistics.fmean(values) if values else None
             entry[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
-        leaking, certified = (sum(c[f"slices_{kind}"] for c in own) for kind in ("leaking", "certified"))
+        leaking, certified = (sum(c[f"slices_{kind}"] or 0 for c in own) for kind in ("leaking", "certified"))
         entry["certified_share"] = certified / leaking if leaking else None
         table.append(entry)
     return table

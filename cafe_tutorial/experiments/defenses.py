@@ -1,0 +1,120 @@
+"""Defences as lists of attacks and of trainings: what each stops, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .sweep import Cell, cell
+
+if TYPE_CHECKING:
+    from .tables import Size
+
+RELATIVE = "relative=true"
+FAKES = {
+    "none": {},
+    "fake, clip, σ² = 1.1": {"defense": "fake"},
+    "fake, clip, σ = 3 rms": {"defense": f"fake:sigma=3,{RELATIVE}"},
+    "fake, clip, σ = 1 rms": {"defense": f"fake:sigma=1,{RELATIVE}"},
+    "fake, order, σ = 1 rms": {"defense": f"fake:sigma=1,{RELATIVE},reading=order"},
+    "fake, order, σ² = 1.1": {"defense": "fake:reading=order"},
+}
+COMPRESSED = {
+    "float16": {"defense": "half"}, "8 bits": {"defense": "quantized:bits=8"}, "4 bits": {"defense": "quantized:bits=4"},
+    "largest 10 %": {"defense": "top-k:share=0.1"}, "largest 1 %": {"defense": "top-k:share=0.01"},
+}  # fmt: skip
+LEARNING_RATES = (0.0, 1e-6, 1e-4, 5e-4, 1e-3)  # of table 7 for digits, and two smaller ones
+EPSILONS = (10, 5, 1, 0.1)
+NOISE = (1e-4, 1e-3, 1e-2, 0.1)  # multipliers far below what any ε asks for
+TRAINED = (0, 30, 60, 100, 200)  # rounds before the attack
+
+
+def private(steps: int) -> dict[str, dict]:
+    """Differential privacy of a row for a budget of ``steps`` rounds."""
+    return {f"DP, C = {C:g}, ε = 10": {"defense": f"dp:epsilon=10,clip_norm={C:g},steps={steps}"} for C in (3, 0.1)}
+
+
+def noise(*multipliers: float) -> dict[str, dict]:
+    """The same mechanism with a noise multiplier instead of ε."""
+    return {f"DP, C = 0.1, z = {z:g}": {"defense": f"dp:noise_multiplier={z:g},clip_norm=0.1"} for z in multipliers}
+
+
+def grid(size: Size, preset) -> list[Cell]:
+    """Every defence against every attack; the single loop at the size of table 2, whose rounds it needs."""
+    rows, batch_size, steps = size.guarded
+    fast, slow = {"rows": rows, "batch_size": batch_size}, {"rows": size.rows, "batch_size": size.batch_size, "rounds": size.rounds}
+    settings = {
+        **{k: v for k, v in FAKES.items() if "1.1" not in k}, **COMPRESSED, **private(steps), **noise(1e-4, 1e-2), "trained at 1e-3": {"learning_rate": 1e-3},
+    }  # fmt: skip
+    found = []
+    for name, changed in settings.items():
+        found += _fast(name, **fast, **changed)
+        if "fake" not in name:  # those are in ``fakes``
+            found.append(cell(name, "single-loop", "single-loop", **slow, **changed))
+    found += _fast("d2 = 4K/5", d2=batch_size * 4 // 5, **fast)
+    found.append(cell("d2 = 4K/5", "single-loop", "single-loop", d2=size.batch_size * 4 // 5, **slow))
+    found.append(cell("fixed batches", "one-round", "one-round", schedule="fixed", **fast))
+    for after in (1, 60):
+        found += _fast(f"bottoms kept, {after} rounds", pretrain=after, local_bottom=True, **fast)
+    return found
+
+
+def _fast(row: str, **base) -> list[Cell]:
+    return [cell(row, method, method, **base) for method in ("exact", "few-rounds", "one-round")]
+
+
+def fakes(size: Size, preset) -> list[Cell]:
+    """The paper's comparison with and without fake gradients, by every reading, for its attack and the exact one."""
+    base = {"rows": size.rows, "batch_size": size.batch_size}
+    found = [cell(name, "exact", "exact", **base, **changed) for name, changed in FAKES.items()]
+    slow = {**base, "rounds": size.rounds, "curve": max(1, size.rounds // 32)}
+    return found + [cell(name, "single-loop", "single-loop", **slow, **changed) for name, changed in FAKES.items()]
+
+
+def table7(size: Size, preset) -> list[Cell]:
+    """Attacked while Adam trains all weights, by learning rate."""
+    rows, batch_size, _ = size.guarded
+    found = []
+    for rate in LEARNING_RATES:
+        base = {"learning_rate": rate}
+        found.append(cell("CAFE, single loop", f"{rate:g}", "single-loop", rows=size.rows, batch_size=size.batch_size, rounds=size.rounds, **base))
+        found += [cell(method, f"{rate:g}", method, rows=rows, batch_size=batch_size, **base) for method in ("exact", "few-rounds")]
+        found.append(cell("one-round, 2 rounds", f"{rate:g}", "one-round", rows=rows, batch_size=batch_size, rounds=2, **base))
+    return found
+
+
+def table8(size: Size, preset) -> list[Cell]:
+    """The paper's attack and the model's progress on one curve, the loss as in the released code."""
+    base = {"rows": size.rows, "batch_size": size.batch_size, "rounds": size.rounds, "curve": max(1, size.rounds // 10), "double_softmax": True}
+    return [cell("CAFE, single loop", f"{rate:g}", "single-loop", learning_rate=rate, **base) for rate in (1e-6, 1e-5, 1e-4)]
+
+
+def trained(size: Size, preset) -> list[Cell]:
+    """What is left of the attacks on a model that has been trained before."""
+    rows, batch_size, _ = size.guarded
+    return [cell(method, f"{steps}", method, rows=rows, batch_size=batch_size, pretrain=steps) for steps in TRAINED for method in ("exact", "one-round")]
+
+
+def learning(size: Size, preset) -> list[Cell]:
+    """Trainings by SGD at the paper's 0.1, at a smaller rate for the noise, under every defence."""
+    rows, batch_size, rounds = size.learning
+    settings = {k: (0.1, v) for k, v in {**FAKES, **COMPRESSED, **noise(*NOISE)}.items()}
+    for epsilon in EPSILONS:
+        settings[f"DP a batch, C = 3, ε = {epsilon:g}"] = 0.1, {"defense": f"dp:epsilon={epsilon:g},per=batch,steps={rounds}"}
+    for rate in (0.1, 0.01):
+        settings |= {f"{k}, rate {rate:g}": (rate, v) for k, v in private(rounds).items()}
+    base = {"rows": rows, "batch_size": batch_size, "rounds": rounds, "curve": max(4, rounds // 8), "optimizer": "sgd"}
+    return [cell(name, "training", "training", learning_rate=rate, **base, **changed) for name, (rate, changed) in settings.items()]
+
+
+def averaging(size: Size, preset) -> list[Cell]:
+    """Noise on every entry, and how many rounds of it the attacker waits for."""
+    rows, batch_size, times = size.patient
+    base = {"rows": rows, "batch_size": batch_size, "d2": 64}
+    found = []
+    for name, changed in noise(*NOISE).items():
+        found.append(cell(name, "exact", "exact", **changed, **base))
+        found += [cell(name, f"{t} rounds a row", "patient", rounds=t * rows, **changed, **base) for t in times]
+    return found
+
+
+TABLES = {"averaging": averaging, "defenses": grid, "fakes": fakes, "table7": table7, "table8": table8, "trained": trained, "learning": learning}
