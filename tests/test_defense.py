@@ -256,6 +256,17 @@ def test_what_will_not_do_is_named(text, message):
         defense_from(text)
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 10])
+def test_a_server_that_knows_the_batches_needs_more_noise(epsilon):
+    """Without amplification it is the Gaussian mechanism as often as a row comes: ε ≤ n α / (2 z²) + ln(1/δ) / (α - 1) for every α."""
+    z = [GaussianMechanism(epsilon=epsilon, steps=800, amplified=a).for_party(0, rows=100, batch_size=5).noise_multiplier for a in (True, False)]
+    assert z[0] < z[1]
+    n, orders = 40, [1 + i / 100 for i in range(1, 5000)]
+    bound = min(n * a / (2 * z[1] ** 2) + math.log(1e5) / (a - 1) for a in orders)
+    assert epsilon <= bound * 1.02 and bound < 1.3 * epsilon  # the accountant's conversion is a little sharper
+    assert epsilon_of(z[0], 1e-5, sample_rate=1.0, steps=n) > epsilon
+
+
 def test_a_budget_that_no_noise_meets_is_named():
     with pytest.raises(ValueError, match="epsilon=1e-06 with delta=1e-09 over 10 rounds is too small"):
         noise_for(1e-6, 1e-9, sample_rate=0.5, steps=10)
@@ -274,6 +285,14 @@ def test_a_defense_is_applied_and_told(tmp_path):
         assert report["defense"] == (extra[1] if extra else None) and (not extra or shlex.join(extra) in report["command"])
         exact[name] = report["psnr_slice_median"]
     assert exact["none"] > exact["half"] > exact["private"]
+
+
+@pytest.mark.parametrize("defense", ["dp:noise_multiplier=0.02,clip_norm=0.1", "fake:sigma=1,relative=true", "top-k:share=0.1", "quantized:bits=4"])
+def test_what_a_defense_spoils_is_not_taken_for_silent(defense, tmp_path):
+    """The attack shows its best guess, and not black, for rows whose gradient is lost in the errors."""
+    assert main([*SMALL, "--defense", defense, "--out", str(tmp_path)]) == 0
+    report = report_of(tmp_path)
+    assert report["slices_not_leaked"] == 0 and report["slices_certified"] == 0
 
 
 def test_an_unknown_defense_is_told_before_anything_is_loaded(tmp_path, capsys):

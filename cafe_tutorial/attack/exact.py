@@ -21,6 +21,7 @@ from .step1 import BiasEquations
 from .step2 import WeightEquations
 
 LIVE = 8.0  # ‖v̂_n‖ must exceed this many times its expected error
+QUIET = 1e-3  # an expected error above this share of the rows' mean ‖v̂_n‖ tells nothing about silence
 DRAWS = 8  # perturbations of V, to see how far H moves
 
 
@@ -103,7 +104,8 @@ class ExactCAFE:
         widths = [*self.model.d2, self.model.classes]
         *V_parts, head = V.split(widths, 1)
         error = self.bias.spread()[:, None] * torch.stack([e.norm() for e in noise.split(widths)])  # (N, M + 1)
-        live = torch.stack([v.norm(dim=1) for v in V_parts], 1) > LIVE * error[:, :-1]  # (N, M)
+        sizes = torch.stack([v.norm(dim=1) for v in V_parts], 1)  # (N, M)
+        live = (sizes > LIVE * error[:, :-1]) | (error[:, :-1] > QUIET * sizes.mean(0))
         if self._moved:  # a row lost in the drift of Θ is not silent
             live = torch.ones_like(live)
         H, H_error = zip(*(self._representations(m, V_parts[m], live[:, m], noise, eps, generator) for m in range(self.model.workers)))

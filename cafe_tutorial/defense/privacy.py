@@ -33,12 +33,14 @@ class GaussianMechanism(Defense):
     epsilon, delta : what all rounds together may cost
     noise_multiplier : z in place of epsilon: the noise's standard deviation over the norm that one row can move the sum by
     steps : rounds that the budget is for; the paper's 8,000
+    amplified : whether the accountant may count on whoever sees the uploads not knowing which rows a batch holds. In this
+        book's protocol the server draws them; False asks for noise that holds against it
     seed : draws the noise
     """
 
     def __init__(
         self, *, clip_norm: float = 3.0, per: str = "row", epsilon: float | None = None, delta: float = 1e-5,
-        noise_multiplier: float | None = None, steps: int = 8000, seed: int = 0,
+        noise_multiplier: float | None = None, steps: int = 8000, amplified: bool = True, seed: int = 0,
     ):  # fmt: skip
         super().__init__(seed=seed)
         self.clip_norm, self.per, self.steps = positive("clip_norm", clip_norm, most=1e9), one_of("per", per, WHERE), at_least_one("steps", steps)
@@ -48,13 +50,16 @@ class GaussianMechanism(Defense):
             raise ValueError(f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give one of the two")
         if noise_multiplier is not None and not 0 <= noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier={noise_multiplier} must be a number of at least 0")
-        self.noise_multiplier = noise_multiplier
+        self.noise_multiplier, self.amplified = noise_multiplier, amplified
         self.per_row = self.per == "row"
 
     def for_party(self, party: int, *, rows: int, batch_size: int) -> GaussianMechanism:
         own = super().for_party(party, rows=rows, batch_size=batch_size)
         if self.epsilon is not None:
-            own.noise_multiplier = noise_for(self.epsilon, self.delta, sample_rate=batch_size / rows, steps=self.steps)
+            share = batch_size / rows
+            known = {"sample_rate": 1.0, "steps": math.ceil(self.steps * share)}  # the rounds that one row is in
+            counted = {"sample_rate": share, "steps": self.steps} if self.amplified else known
+            own.noise_multiplier = noise_for(self.epsilon, self.delta, **counted)
         return own
 
     def factors(self, norms: Tensor) -> Tensor:

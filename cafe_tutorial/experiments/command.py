@@ -14,10 +14,9 @@ from ..checks import whole_numbers
 from ..data import Table, load
 from ..options import check_seed, choose_device
 from ..report import check_output, provenance, put_in_place
-from ..run import run_attack
 from . import tables
 from .sweep import Interrupted, Unfinished, kept_beside, run_cells
-from .training import train
+from .training import measure
 
 FIXED = ("certificates", "span-certificates")  # one size, one seed
 MEASURED = ("labels", "speed")  # by size, without attacks to go on with
@@ -27,7 +26,7 @@ HELP = {
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
     "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "defenses": "every defence against every attack", "fakes": "with and without fake gradients, by each reading",
     "table7": "attacked while training, by learning rate", "table8": "the attack and the training on one curve", "trained": "attacks on trained models",
-    "learning": "training under every defence", "averaging": "noise against rounds",
+    "learning": "training under every defence", "averaging": "noise against rounds", "tradeoff": "noise against accuracy",
     "labels": "class counts from one batch, labels from many",
     "speed": "an iteration's time by workers, steps I and III, whole attacks by rows", "certificates": "the exact attack's certified slices against the truth",
     "span-certificates": "the same for few-rounds and one-round",
@@ -131,8 +130,7 @@ def _sized(arguments, device, out: Path | None) -> tuple[dict, Unfinished]:
     }  # fmt: skip
     if out is not None:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    kind = train if arguments.name == "learning" else run_attack
-    return run_cells(chosen, what, device=device, out=None if out is None else out.absolute(), progress=progress, attack=kind)
+    return run_cells(chosen, what, device=device, out=None if out is None else out.absolute(), progress=progress, attack=measure)
 
 
 def command(arguments: argparse.Namespace) -> str:

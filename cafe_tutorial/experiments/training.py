@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..data import load
 from ..options import AttackOptions, choose_device, defense, optimizer, parties
 from ..protocol import VerticalFL
-from ..run import progress_of, unseen
+from ..run import progress_of, run_attack, unseen
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,11 @@ class Trained:
     """``report`` is what a cell keeps; ``curve`` in it has the model's progress."""
 
     report: dict
+
+
+def measure(options: AttackOptions):
+    """A cell's attack, or its training."""
+    return train(options) if options.method == "training" else run_attack(options)
 
 
 def train(options: AttackOptions) -> Trained:
