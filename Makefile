@@ -2,6 +2,7 @@
 # make test   runs the package's tests and every notebook
 # make pages  looks at the built pages in headless Chromium, where there is one
 # make sweep  runs the experiments at the laptop size into out/; make -j2 sweep on two cores at once
+# make shields runs those of the defences
 # make attack runs the exact attack on 800 digits and writes out/
 # make address REPO=https://github.com/you/your-fork   sets the repository's address everywhere
 # make clean  removes what was built, and the environment
@@ -11,7 +12,7 @@ BIN := .venv/bin
 PACKAGE := $(shell find cafe_tutorial -name '*.py' -o -name '*.json')
 ADDRESS := $(shell sed -n 's/^  url: //p' _config.yml)
 
-.PHONY: book test pages attack sweep address clean
+.PHONY: book test pages attack sweep shields address clean
 
 .venv/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
@@ -42,6 +43,10 @@ SIZE ?= laptop
 SWEEP := table2 table10 table3 variants floor horizontal table6 table4 table5 labels speed
 
 sweep: $(SWEEP:%=out/$(SIZE)/%.json)
+
+SHIELDS := defenses fakes learning tradeoff averaging trained table7 table8 order
+
+shields: $(SHIELDS:%=out/$(SIZE)/%.json)
 
 out/$(SIZE)/%.json: | .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/cafe-tutorial experiment $* --size $(SIZE) --quiet --out $@

@@ -44,7 +44,7 @@ def test_the_exact_attack_under_every_defence(name, tmp_path, monkeypatch):
     assert run(name, tmp_path / "d.json", "--methods", "exact") == 0
     result = json.loads((tmp_path / "d.json").read_text())
     assert all(c["certified_false"] == 0 for c in result["cells"])
-    undefended = [c for c in result["cells"] if c["row"] in ("none", "fake, clip, σ² = 1.1") or name == "trained" or c["column"] == "0"]
+    undefended = [c for c in result["cells"] if c["row"] in ("none", "fake, clip, σ² = 1.1") or name == "trained"]
     assert all(c["psnr_slice_median"] > 100 and c["slices_certified"] > 0.9 * c["slices_leaking"] for c in undefended)
     if name == "fakes":
         plain, clipped = (next(c for c in result["cells"] if c["row"] == row) for row in ("none", "fake, clip, σ² = 1.1"))
@@ -60,7 +60,7 @@ def test_training_under_every_defence(tmp_path, monkeypatch):
     rows = {c["row"]: c for c in result["cells"]}
     assert all(c["curve"][0]["rounds"] == 0 and c["curve"][0]["test_loss"] == rows["none"]["curve"][0]["test_loss"] for c in rows.values())
     assert rows["none"]["training_loss"] < rows["none"]["curve"][0]["training_loss"]
-    assert rows["none"]["curve"] == rows["fake, clip, σ² = 1.1"]["curve"] != rows["fake, order, σ = 1 rms"]["curve"]
+    assert rows["none"]["curve"] != rows["fake, order, σ = 1 rms"]["curve"]
     assert rows["none"]["rows"] == 20 and 0 <= rows["none"]["test_accuracy"] <= 1
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cafe_tutorial import results
 from cafe_tutorial.experiments.paper import PAPER, TABLE10
-from cafe_tutorial.experiments.show import WIDE, beside, command_lines, grid, measured
+from cafe_tutorial.experiments.show import WIDE, beside, command_lines, grid, learned, measured, shields
 from cafe_tutorial.experiments.tables import NAMES
 
 TABLES = [name for name in results.names() if results.load(name).get("experiment") in NAMES]
@@ -25,7 +25,7 @@ def test_tables_fit_the_page(name):
 def test_every_value_is_shown_once(name):
     result = results.load(name)
     numbers = grid(result).split()
-    for entry in result["summary"]:
+    for entry in (e for e in result["summary"] if e["psnr_slice_mean"] is not None):
         assert f"{entry['psnr_slice_mean']:.1f}" in numbers
     assert len(beside(result).splitlines()) == 1 + len(result["summary"])
 
@@ -51,3 +51,26 @@ def test_a_long_command_is_broken_between_its_words():
     command = "cafe-tutorial experiment table2 --size laptop --data some_images_with_a_long_name.npz --methods single-loop,exact,few-rounds"
     text = command_lines({"command": command})
     assert max(map(len, text.splitlines())) <= WIDE and shlex.split(text.replace("\\\n", "")) == shlex.split(command) and "\n" in text
+
+
+def _training(row, losses, test, column="training"):
+    curve = [{"rounds": 10 * i, "training_loss": v} for i, v in enumerate(losses)]
+    return {"row": row, "column": column, "method": "training", "curve": curve, "training_loss": losses[-1], "training_accuracy": test, "test_accuracy": test, "certified_false": 0}
+
+
+def test_a_training_that_diverged_is_shown_as_far_as_it_went():
+    result = {"cells": [_training("none", [2.3, 1.0, 0.5], 0.9), _training("much noise", [2.3, None], None), _training("more", [2.3, 5e12, 7e13], 0.1)]}
+    lines = learned(result).splitlines()
+    assert lines[1].split() == ["none", "2.30", "1.00", "0.50", "90%", "90%"]
+    assert lines[2].split() == ["much", "noise", "2.30", "-", "-", "-", "-"] and lines[3].split()[2] == "5e+12"
+    assert learned(result, ["more"]).splitlines()[1:] == lines[3:] and len({len(line) for line in lines}) == 1
+
+
+def test_a_defence_on_a_line_takes_the_better_rate_and_counts_false_certificates():
+    def attack(row, column, psnr):
+        return {"row": row, "column": column, "method": column, "psnr_slice_mean": psnr, "certified_share": 0.25, "label_accuracy": 1.0, "certified_false": 1}
+
+    attacks = {"cells": [attack("noise", "exact", 30.0), attack("noise", "one-round", 20.0)]}
+    attacks["summary"], slow = attacks["cells"], {"summary": [attack("noise", "single-loop", 10.0)], "cells": []}
+    learning = {"cells": [_training("noise, rate 0.1", [2.3, None], 0.2), _training("noise, rate 0.01", [2.3, 1.0], 0.7)]}
+    assert shields(attacks, slow, learning).splitlines()[1].split() == ["noise", "30.0", "20.0", "10.0", "25%", "2", "100%", "70%"]

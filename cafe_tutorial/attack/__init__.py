@@ -9,9 +9,10 @@ from .objectives import OBJECTIVES
 from .one_round import OneRoundCAFE
 from .patient import PatientCAFE
 from .presets import PRESETS, Hyperparameters
+from .ranks import from_order
 from .repeats import Repeats
 
 __all__ = [
     "OBJECTIVES", "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "MatchingAttack", "NestedLoopsCAFE", "NotIdentifiable",
-    "OneRoundCAFE", "PatientCAFE", "Repeats", "SingleLoopCAFE",
+    "OneRoundCAFE", "PatientCAFE", "Repeats", "SingleLoopCAFE", "from_order",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ LARGE = 1024  # pixels above which a Jacobian for every row takes too long
 BETWEEN = 10  # gradient steps before each of them
 JACOBIANS = 4  # for a row at most, as long as each leaves less than a tenth
 NEAR = 1e-5  # ρ from which a row may be in the right piece
-PROBED, MANY, WRONG = 2, 16, 1e-3  # attempts after which none of so many rows below this ρ says that the targets are no h
+MANY, WRONG = 16, (3e-2, 1e-3)  # of so many targets, one below this ρ after the first and the second attempt, or they are no h
 DONE = 1e-12  # ρ from which a further Jacobian is not worth its time
 
 
@@ -94,7 +94,7 @@ def invert(
             if tick and done:
                 tick(done)
         left = left[residual[left] > goal[left]]
-        if number == PROBED - 1 and n >= MANY and float(residual.min()) > WRONG:
+        if number < len(WRONG) and n >= MANY and float(residual.min()) > WRONG[number]:
             if tick and number < len(attempts) - 1:
                 tick(len(left))
             break

@@ -24,7 +24,8 @@ from .round_join import Row, join_round
 from .search import NEAR, Outside, Search, seek
 from .spans import Span, apart, balance, span
 
-FOUND = 1e-8  # ρ above this is no row
+FOUND = 1e-8  # ρ above this is no row, unless the span itself is known no better
+BLURRED = 3  # times the blur of the span up to which an image is taken for a row
 NEW = 1e-3  # a row's h̃ is at least this far, relative to its norm, from the span of those found before
 SHARP = 1e-4  # directions of the span that are known worse than this are left out of the linear programmes
 QUICK = Search(starts=32, steps=50, tv=0.1)
@@ -161,13 +162,19 @@ def _add(known: Found, outside: Outside, x: Tensor) -> int:
     if not len(x):
         return 0
     x = x[outside.relative(x) < NEAR]
-    x, rho = outside.polish(x, known.span.blur(torch.nn.functional.normalize(outside.extended(x).double(), dim=1)).to(x))
+    x, rho = outside.polish(x, _blur(known, outside, x))
     inside = torch.nn.functional.normalize(outside.extended(x).double() @ known.span.basis, dim=1)
+    most = (BLURRED * _blur(known, outside, x)).square().clamp(FOUND, NEAR)
     for i in rho.argsort().tolist():
-        if rho[i] < FOUND and not known.complete and apart(inside[i], known.coordinates) > NEW:
+        if rho[i] < most[i] and not known.complete and apart(inside[i], known.coordinates) > NEW:
             known.x, known.residual = torch.cat([known.x, x[i : i + 1]]), torch.cat([known.residual, rho[i : i + 1]])
             known.coordinates = torch.cat([known.coordinates, inside[i : i + 1]])
     return len(known.x) - before
+
+
+def _blur(known: Found, outside: Outside, x: Tensor) -> Tensor:
+    """How far h̃(x) may be from the span by the span's own error, relative to its norm, (n,)."""
+    return known.span.blur(torch.nn.functional.normalize(outside.extended(x).double(), dim=1)).to(x)
 
 
 def _picture(t: int, row: Row, found: list[Found], model: VFLModel, view: RoundView) -> Picture:

@@ -19,14 +19,14 @@ from .sweep import Interrupted, Unfinished, kept_beside, run_cells
 from .training import measure
 
 FIXED = ("certificates", "span-certificates")  # one size, one seed
-MEASURED = ("labels", "speed")  # by size, without attacks to go on with
+MEASURED = ("labels", "order", "speed")  # by size, without attacks to go on with
 SIZED = (*tables.NAMES, *MEASURED)
 HELP = {
     "table2": "CAFE and the baselines in the same loop", "table3": "batch sizes", "table4": "the terms of eq. 9, one set to zero at a time",
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
     "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "defenses": "every defence against every attack", "fakes": "with and without fake gradients, by each reading",
     "table7": "attacked while training, by learning rate", "table8": "the attack and the training on one curve", "trained": "attacks on trained models",
-    "learning": "training under every defence", "averaging": "noise against rounds", "tradeoff": "noise against accuracy",
+    "learning": "training under every defence", "averaging": "noise against rounds", "order": "slices from the order of fake gradients", "tradeoff": "noise against accuracy",
     "labels": "class counts from one batch, labels from many",
     "speed": "an iteration's time by workers, steps I and III, whole attacks by rows", "certificates": "the exact attack's certified slices against the truth",
     "span-certificates": "the same for few-rounds and one-round",

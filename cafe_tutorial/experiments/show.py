@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -30,20 +31,21 @@ def beside(result: dict, like: str | None = None) -> str:
         known = paper.get((entry["row"], entry["column"]))
         spread = entry["psnr_slice_mean_sd"]
         lines.append(
-            f"{place:33}{'' if known is None else f'{known:.2f}':>6}{entry['psnr_slice_mean']:7.1f}{'' if spread is None else f'{spread:.1f}':>5}"
-            f"{len(entry['seeds']):6}{100 * entry['label_accuracy']:6.0f}%{100 * (entry['certified_share'] or 0):5.0f}%{entry['seconds']:6.0f}"
+            f"{place:33}{_told(known, '.2f'):>6}{_told(entry['psnr_slice_mean'], '.1f'):>7}{_told(spread, '.1f'):>5}"
+            f"{len(entry['seeds']):6}{_told(entry['label_accuracy'], '.0%'):>7}{_told(entry['certified_share'] or 0.0, '.0%'):>6}{entry['seconds']:6.0f}"
         )
     return "\n".join(lines)
 
 
-def grid(result: dict, group: str = "") -> str:
+def grid(result: dict, group: str = "", value: str = "psnr_slice_mean") -> str:
     """PSNR by row and column of a table, mean over slices and seeds; columns that do not fit side by side follow below.
 
-    group : only the columns whose name begins with it, shown without it
+    group : only the columns whose name begins with it, shown without it; value : another figure of the summary, a share
     """
+    form = ".1f" if value.startswith("psnr") else ".0%"
     columns = list(dict.fromkeys(e["column"] for e in result["summary"] if e["column"].startswith(group)))
     rows = list(dict.fromkeys(e["row"] for e in result["summary"] if e["column"] in columns))
-    values = {(e["row"], e["column"]): e["psnr_slice_mean"] for e in result["summary"]}
+    values = {(e["row"], e["column"]): e[value] for e in result["summary"]}
     name, width = max(len(LABELS.get(r, r)) for r in rows) + 1, max(8, *(len(c) - len(group) + 2 for c in columns))
     several, lines = max(1, (WIDE - name) // width), []
     for start in range(0, len(columns), several):
@@ -52,7 +54,7 @@ def grid(result: dict, group: str = "") -> str:
         for row in rows:
             cells = [values.get((row, c)) for c in block]
             if any(v is not None for v in cells):
-                lines.append(f"{LABELS.get(row, row):{name}}" + "".join(f"{'' if v is None else f'{v:.1f}':>{width}}" for v in cells))
+                lines.append(f"{LABELS.get(row, row):{name}}" + "".join(f"{_told(v, form):>{width}}" for v in cells))
     return "\n".join(lines)
 
 
@@ -71,6 +73,37 @@ def learned(result: dict, rows: Sequence[str] | None = None, what: str = "traini
         ends = "".join(f"{'-' if v is None else f'{v:.0%}':>{w}}" for v, w in ((c["training_accuracy"], 10), (c["test_accuracy"], 7)))
         lines.append(f"{c['row']:28}{told}{ends}")
     return "\n".join(lines)
+
+
+def shields(attacks: dict, slow: dict, learning: dict) -> str:
+    """Every defence on a line: PSNR under each attack, and of the exact attack the certified share and the labels; false
+    certificates of all attacks; and the accuracy of a model that was trained under the defence.
+
+    attacks : a result of ``defenses``; slow : one of ``fakes``, for the single loop where the first has none; learning : one
+    of ``learning``, of whose learning rates for one defence that counts which ends at the smaller training loss
+    """
+    columns = ("exact", "few-rounds", "one-round", "single-loop")
+    found = {(e["row"], e["column"]): e for result in (slow, attacks) for e in result["summary"]}
+    wrong = {row: sum(c["certified_false"] for c in attacks["cells"] if c["row"] == row) for row, _ in found}
+    lines = [f"{'':24}" + "".join(f"{name:>7}" for name in ("exact", "few", "one", "loop", "cert.", "false", "labels", "test"))]
+    for row in dict.fromkeys(e["row"] for e in attacks["summary"]):
+        decibels = [found.get((row, column), {}).get("psnr_slice_mean") for column in columns]
+        first = next(found[row, column] for column in columns if (row, column) in found)
+        shares = [first["certified_share"], None, first["label_accuracy"], _accuracy(learning, row)]
+        told = [f"{_told(v, '.1f'):>7}" for v in decibels] + [f"{_told(v, '.0%'):>7}" for v in shares]
+        told[5] = f"{wrong[row]:>7}"
+        lines.append(f"{row:24}" + "".join(told))
+    return "\n".join(lines)
+
+
+def _accuracy(learning: dict, row: str) -> float | None:
+    own = [c for c in learning["cells"] if c["row"] == row or c["row"].startswith(f"{row}, rate")]
+    best = min(own, key=lambda c: math.inf if c["training_loss"] is None else c["training_loss"], default=None)
+    return None if best is None else best["test_accuracy"]
+
+
+def _told(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def measured(result: dict) -> str:
