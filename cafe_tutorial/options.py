@@ -84,7 +84,10 @@ def check(options: AttackOptions) -> None:
         if value not in known:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(filter(None, known))}")
     if options.local_bottom and options.method in (*ITERATIVE, *BASELINES):
-        raise ValueError(f"local_bottom hides gradients that method={options.method!r} compares; use exact, few-rounds or one-round")
+        raise ValueError(f"local_bottom hides gradients that method={options.method!r} compares; use exact, patient, few-rounds or one-round")
+    for name, usual in (("train", "all"), ("optimizer", "adam")):
+        if getattr(options, name) != usual and not options.learning_rate:
+            raise ValueError(f"{name}={getattr(options, name)!r} is for a learning_rate above 0; got learning_rate={options.learning_rate:g}")
     if options.preset is not None and options.preset not in PRESETS:
         raise ValueError(f"preset={options.preset!r} must be one of {', '.join(PRESETS)}")
     defense(options)
@@ -104,6 +107,8 @@ def parties(options: AttackOptions, data):
                 raise ValueError(f"workers={options.workers} and columns={options.columns} disagree; the columns name {split.workers} workers")
         else:
             split = ColumnPartition.even(data.records.shape[1], 3 if options.workers is None else options.workers)
+        if options.local_bottom:
+            raise ValueError("local_bottom=True: the workers of a table have no layers below the first; use images")
         if options.network != "released":
             raise ValueError(f"network={options.network!r} is for images; a table's model is fully connected, use released")
         kind = VFLModel.mlp
@@ -139,6 +144,8 @@ def defense(options: AttackOptions) -> Defense | None:
 
 def refuse_hopeless(options: AttackOptions, rows: int, batch_size: int) -> None:
     """The schedules whose incidence matrix can never reach rank N, and fewer rounds than rows."""
+    if options.rounds is not None and options.method == "patient" and options.rounds < 2 * rows:
+        raise ValueError(f"rounds={options.rounds} must be at least {2 * rows} for method='patient', twice the number of rows")
     if options.rounds is not None and options.rounds < rows:
         raise NotIdentifiable(
             f"rounds={options.rounds} bring a rank of {options.rounds} at the most, and {rows} rows are unknown: "

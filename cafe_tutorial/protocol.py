@@ -122,8 +122,8 @@ class VerticalFL:
         self._optimizer = optimizer(list(self.parameters.values())) if optimizer else None
         self._public: Parameters | None = None
         self._stale = {} if stale is None else {k: v.to(device, dtype) for k, v in stale.items()}
-        if any(".representation." not in k or k not in self.parameters for k in self._stale):
-            raise ValueError(f"stale holds {', '.join(self._stale)}; it may only hold weights of the layers below the first")
+        if any(".representation." not in k or k not in self.parameters or v.shape != self.parameters[k].shape for k, v in self._stale.items()):
+            raise ValueError(f"stale holds {', '.join(f'{k} {tuple(v.shape)}' for k, v in self._stale.items())}; it may only hold weights of the layers below the first, in their shapes")
         self._shown = [k for k in self.parameters if below or ".representation." not in k]
         self._hidden: list[Tensor] | None = None  # h of every row, (M_g, N, d1) a group, where it stays as it is
         self._clipping: Tensor | None = None  # a defence's factors of every row, (M + 1, N), as long as Θ is fixed

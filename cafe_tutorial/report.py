@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -26,6 +27,14 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def source() -> str:
+    """sha256 of the package's own files."""
+    whole = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()
 
 
 OUTPUTS = ("leak.npz", "leak.png", "report.json")  # in the order in which they are put in place

@@ -161,10 +161,11 @@ def unseen(options: AttackOptions, data: Images | Table) -> Images | Table | Non
 
 def progress_of(vfl: VerticalFL, split, held_out: Images | Table | None) -> dict:
     """How well the model has learned: loss and accuracy on the training rows, and on the rows held out; None where it diverged."""
-    found = dict(zip(("training_loss", "training_accuracy"), vfl.evaluate()))
-    if held_out is not None:
-        found |= dict(zip(("test_loss", "test_accuracy"), vfl.evaluate(split.split(held_out.features), held_out.labels)))
-    return {k: v if math.isfinite(v) else None for k, v in found.items()}
+    found = {}
+    for name, given in (("training", ()), *([("test", (split.split(held_out.features), held_out.labels))] if held_out is not None else [])):
+        loss, accuracy = vfl.evaluate(*given)
+        found[f"{name}_loss"], found[f"{name}_accuracy"] = (loss, accuracy) if math.isfinite(loss) else (None, None)
+    return found
 
 
 def _observe_until_ready(attack: ExactCAFE, vfl: VerticalFL, options: AttackOptions, total: int) -> None:

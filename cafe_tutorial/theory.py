@@ -110,6 +110,19 @@ def step2_bounds(V: Tensor, batch_size: int) -> tuple[float, float]:
     return 2 * (p1 - p2) * least, 2 * p1 * least
 
 
+def patient_errors(V: Tensor, H: Tensor, batch_size: int, noise: float, rounds: int, learn: int) -> tuple[float, Tensor]:
+    """The expected errors when every entry of each averaged gradient carries noise of standard deviation ``noise``.
+
+    V : (N, d2), H : (N, d1), the true ones. Step I's (AᵀA)⁻¹ is 1 / ((T - N) μ) on average, apart from the constant
+    vector. Returns the standard deviation of an entry of V̂ after ``learn`` rounds, and ‖ĥ_n - h_n‖ / ‖h_n‖, (N,), after
+    ``rounds``, to first order: the noise of the rounds since, and v̂_n's part along v_n.
+    """
+    p1, p2 = probabilities(len(V), batch_size)
+    entry = batch_size * noise / math.sqrt(max(learn - len(V), 1e-300) * (p1 - p2))
+    own = batch_size * noise * math.sqrt(H.shape[1] / ((rounds - learn) * p1)) / H.double().norm(dim=1)
+    return entry, (own.square() + entry**2).sqrt() / V.double().norm(dim=1)
+
+
 def output_gradient_for(
     other: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, padding: int, *, allowed: Tensor | None = None
 ) -> Tensor:  # fmt: skip

@@ -1,13 +1,15 @@
 """The paper's tables as commands: what each holds, and that an interruption changes nothing but times."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from cafe_tutorial.__main__ import main
 from cafe_tutorial.defense import fake_gradients
-from cafe_tutorial.experiments import command, defenses, sweep, tables
+from cafe_tutorial.experiments import command, defenses, order, sweep, tables
 from cafe_tutorial.experiments.sweep import Cell, at_rounds, rounds_to, summary, without_times
 from cafe_tutorial.options import BASELINES
 
@@ -69,6 +71,25 @@ def test_labels(tmp_path):
     result = json.loads((tmp_path / "l.json").read_text())
     assert len(result["labels"]) == 4 and all(r["exact"] == 1.0 and 0.7 < r["counts"] <= 1 for r in result["labels"])
     assert run("labels", tmp_path / "l.json", "--methods", "exact") == 2
+
+
+def test_what_the_order_gives_away_is_scored_slice_by_slice(tmp_path, monkeypatch):
+    """With finds put in place of the search: a true slice counts once, those not found are black, a false certificate is counted."""
+    def finds(model, view, m, *, seed):
+        true = order_views[-1][m][view.indices]
+        x = torch.stack([true[0], true[0], torch.rand_like(true[0])])[: 2 if m else 3]
+        return SimpleNamespace(x=x, certified=torch.tensor([True, False, False])[: len(x)] if m else torch.tensor([True, False, True]))
+
+    order_views, plain = [], order.parties
+    monkeypatch.setattr(order, "find_rows", finds)
+    monkeypatch.setattr(order, "parties", lambda options, images: [(s := plain(options, images)), order_views.append(s[0].split(images.features))][0])
+    monkeypatch.setattr(fake_gradients, "MEMORY", 2**20)
+    assert run("order", tmp_path / "o.json", "--data", "mnist-sample") == 0
+    result = json.loads((tmp_path / "o.json").read_text())
+    assert result["seed"] == 0 and len(result["settings"]) == 3
+    for row in result["settings"]:
+        assert row["slices"] == row["found"] == 8 and row["certified"] >= 4 and row["psnr_median"] < 150
+        assert 0 <= row["certified_false"] <= 1 and row["error"] < 1
 
 
 OPTIONS = ("--seeds", "0,1", "--methods", "exact,single-loop,dlg")

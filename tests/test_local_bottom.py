@@ -19,9 +19,9 @@ def test_the_server_sees_what_it_believes_and_no_gradient_of_it():
     assert any(not torch.equal(local.parameters[k], plain.parameters[k]) for k in below)  # the workers train on
 
 
-@pytest.mark.parametrize("name", ["head.weight", "group0.representation.nothing"])
+@pytest.mark.parametrize("name", ["head.weight", "group0.representation.nothing", "group0.representation.0.weight"])
 def test_only_layers_below_the_first_can_be_kept(name):
-    with pytest.raises(ValueError, match=f"stale holds {name}; it may only hold weights of the layers below the first"):
+    with pytest.raises(ValueError, match=rf"stale holds {name} \(1,\); it may only hold weights of the layers below the first"):
         image_case(smooth_images(), stale={name: torch.zeros(1)})
 
 
@@ -33,6 +33,16 @@ def test_weights_that_the_server_still_knows_protect_nothing_and_weights_that_mo
     assert found[0]["psnr_slice_median"] > 100 and found[0]["slices_certified"] > 0
     assert found[30]["psnr_slice_median"] < 30 and found[30]["slices_certified"] == found[30]["certified_false"] == 0
     assert found[0]["label_accuracy"] == found[30]["label_accuracy"] == 1 and found[30]["local_bottom"]
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--data", "breast-cancer", "--pretrain", "3", "--local-bottom"], "local_bottom=True: the workers of a table have no layers below the first"),
+    (["--optimizer", "sgd"], "optimizer='sgd' is for a learning_rate above 0"), (["--train", "above"], "train='above' is for a learning_rate above 0"),
+    (["--method", "patient", "--rounds", "15", "--pretrain", "3"], "rounds=15 must be at least 20 for method='patient'"),
+])  # fmt: skip
+def test_options_that_would_do_nothing_are_refused(options, message, tmp_path, capsys):
+    assert main([*SMALL, *options, "--out", str(tmp_path / "o")]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 def test_a_method_that_compares_the_hidden_gradients_is_refused(tmp_path, capsys):

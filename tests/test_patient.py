@@ -4,10 +4,11 @@ from conftest import image_case, smooth_images, table_case, true_gradients
 
 from cafe_tutorial.attack import ExactCAFE, NotIdentifiable
 from cafe_tutorial.attack.invert import Attempt
-from cafe_tutorial.attack.patient import PatientCAFE, patient_errors
+from cafe_tutorial.attack.patient import PatientCAFE
 from cafe_tutorial.defense import GaussianMechanism
 from cafe_tutorial.metrics import score
 from cafe_tutorial.protocol import RoundView
+from cafe_tutorial.theory import patient_errors
 
 SHORT = (Attempt("decoded", 20),)
 

@@ -2,7 +2,8 @@
 
 The squared relative residual ρ(x) = ‖h(x) - h_n‖² / ‖h_n‖² is minimized row by row. A linear map reads a first likeness
 from h_n; Adam on log ρ, whose gradient does not vanish with ρ, carries it near the right linear piece of h; projected
-gradient steps of Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer.
+gradient steps of Barzilai-Borwein length and a few Gauss-Newton steps finish. Rows that miss the goal start again, longer, unless
+the first starts show that of many targets none is any image's h.
 """
 
 from __future__ import annotations

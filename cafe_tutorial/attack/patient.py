@@ -8,7 +8,6 @@ Solved at the end, these sums are step II's least squares over all of these roun
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 from torch import Tensor
@@ -16,11 +15,10 @@ from torch import Tensor
 from ..checks import at_least_one
 from ..model import VFLModel
 from ..protocol import RoundView
-from ..theory import probabilities
 from .exact import DRAWS, ExactCAFE
 from .invert import ATTEMPTS, Attempt
 from .leak import Leak
-from .step2 import _invert_gram
+from .step2 import pooled
 
 
 class WeightSums:
@@ -63,21 +61,12 @@ class WeightSums:
         """
         V, right = self.V[g][i], self.right[g][i]
         together, live = self.together.to(V.device), live.to(V.device)
-        seen = live & (V.abs().amax(1) > 0) & (together.diagonal() > 0)
-        V, right = V * seen[:, None], right * seen[:, None]
-        normal = together * (V @ V.T)  # (N, N)
-        inverse, scale, null = _invert_gram(normal + torch.diag((~seen).double()))
-        H = inverse @ right * seen[:, None]  # (N, d1)
-        (d2, d1), power = (V.shape[1], right.shape[1]), float(self.power[g][i])
-        equations, unknowns = self.rounds * d2, int(seen.sum())
-        noise = eps * (power / (equations * d1)) ** 0.5
-        if equations > unknowns:
-            miss = power - float((H * (2 * right - normal @ H)).sum())  # ‖|s| G - Vᵀ H‖² of all rounds
-            noise = max(noise, (max(miss, 0.0) / ((equations - unknowns) * d1)) ** 0.5)
-        moved = [inverse @ ((together * (V @ dV.to(V).T)) @ H) for dV in perturbations]
-        variance = noise**2 * d1 * inverse.diagonal().clamp_min(0) + torch.stack(moved).square().sum(2).mean(0)
-        hidden = null * (H.square().sum(1) / scale.square()).sum() * scale.square()  # what the null space may hide
-        return H, torch.where((null > 1e-6) | ~seen, torch.inf, (variance + hidden).sqrt())
+        V, right, power = V * live[:, None], right * live[:, None], float(self.power[g][i])
+
+        def miss(H: Tensor) -> float:
+            return power - float((H * (2 * right - (together * (V @ V.T)) @ H)).sum())
+
+        return pooled(V, right, together, rounds=self.rounds, power=power, miss=miss, eps=eps, perturbations=perturbations)
 
 
 class PatientCAFE(ExactCAFE):
@@ -141,16 +130,3 @@ class PatientCAFE(ExactCAFE):
         moves = self._learned.perturbations(columns, self._noise[columns], DRAWS, generator)
         H, error = self.weight.solve(*self.model.place(m), live, eps=eps, perturbations=moves)
         return H, error / H.norm(dim=1).clamp_min(1e-300)
-
-
-def patient_errors(V: Tensor, H: Tensor, batch_size: int, noise: float, rounds: int, learn: int) -> tuple[float, Tensor]:
-    """The expected errors when every entry of each averaged gradient carries noise of standard deviation ``noise``.
-
-    V : (N, d2), H : (N, d1), the true ones. Step I's (AᵀA)⁻¹ is 1 / ((T - N) μ) on average, apart from the constant
-    vector. Returns the standard deviation of an entry of V̂ after ``learn`` rounds, and ‖ĥ_n - h_n‖ / ‖h_n‖, (N,), after
-    ``rounds``, to first order: the noise of the rounds since, and v̂_n's part along v_n.
-    """
-    p1, p2 = probabilities(len(V), batch_size)
-    entry = batch_size * noise / math.sqrt(max(learn - len(V), 1e-300) * (p1 - p2))
-    own = batch_size * noise * math.sqrt(H.shape[1] / ((rounds - learn) * p1)) / H.double().norm(dim=1)
-    return entry, (own.square() + entry**2).sqrt() / V.double().norm(dim=1)

@@ -1,6 +1,6 @@
 """The gradient behind an upload that keeps its order alone.
 
-An upload in the order of the true gradient, as ``FakeGradients`` makes it in both readings, is φ(G) for an unknown
+An upload in the order of the true gradient, as ``FakeGradients`` makes it (nearly, in the reading ``clip``), is φ(G) for an unknown
 increasing φ. The true average over K rows has rank K, far below its size, and almost no other increasing function of the
 upload has: so the order tells the first layer's gradient up to a factor. Alternating projections find it: onto the
 matrices of rank K by an SVD, and onto those in the upload's order by isotonic regression. The rows of units that were
@@ -59,8 +59,11 @@ def from_order(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple
     gradients, misfits = ({name: value.clone() for name, value in view.gradients.items()}, [0.0] * model.workers)
     for g, group in enumerate(model.groups):
         for i, m in enumerate(group):
-            weight, bias = (gradients[f"group{g}.first.weight"][i], gradients[f"group{g}.first.bias"][i])
+            weight, bias = gradients[f"group{g}.first.weight"][i], gradients[f"group{g}.first.bias"][i]
             upload = weight.double().cpu().numpy()
+            if not upload.any():
+                misfits[m] = 1.0
+                continue
             found, misfits[m] = low_rank_in_order(upload, rank, steps=steps)
             found *= np.linalg.norm(upload) / np.linalg.norm(found)
             beside = bias_in_order(found, upload, bias.double().cpu().numpy(), rank)

@@ -6,6 +6,8 @@ is linear in H. PyTorch stores the transpose, Gᵀ of shape (d2, d1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -77,7 +79,7 @@ class WeightEquations:
         batches = [(rows, gradients[g][i]) for rows, gradients in self.held.values()]
         device = batches[0][1].device
         V = (V.cpu() * live.cpu()[:, None]).to(device, torch.float64)
-        d1, d2 = batches[0][1].shape[1], V.shape[1]
+        d1 = batches[0][1].shape[1]
         A = torch.zeros(len(batches), self.rows, dtype=torch.float64, device=device)
         right = torch.zeros(self.rows, d1, dtype=torch.float64, device=device)
         power = 0.0
@@ -86,22 +88,33 @@ class WeightEquations:
             A[t, rows] = 1
             right[rows] += V[rows] @ total
             power += float(total.square().sum())
-        seen = (V.abs().amax(1) > 0) & (A.sum(0) > 0)
-        together = A.T @ A  # (N, N), in how many batches two rows meet
-        inverse, scale, null = _invert_gram(together * (V @ V.T) + torch.diag((~seen).double()))
-        H = inverse @ right * seen[:, None]  # (N, d1)
-        miss = sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
-        equations = len(batches) * d2
-        noise = eps * (power / (equations * d1)) ** 0.5
-        if equations > int(seen.sum()):
-            noise = max(noise, (miss / ((equations - int(seen.sum())) * d1)) ** 0.5)
-        variance = noise**2 * d1 * inverse.diagonal().clamp_min(0)
-        if perturbations is not None:
-            moved = [inverse @ ((together * (V @ dV.to(V).T)) @ H) for dV in perturbations]
-            variance = variance + torch.stack(moved).square().sum(2).mean(0)
-        hidden = null * (H.square().sum(1) / scale.square()).sum() * scale.square()  # what the null space may hide
-        error = (variance + hidden).sqrt()
-        return H, torch.where((null > 1e-6) | ~seen, torch.inf, error)
+        def miss(H: Tensor) -> float:
+            return sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
+
+        return pooled(V, right, A.T @ A, rounds=len(batches), power=power, miss=miss, eps=eps, perturbations=perturbations)
+
+
+def pooled(
+    V: Tensor, right: Tensor, together: Tensor, *, rounds: int, power: float, miss: Callable[[Tensor], float], eps: float, perturbations: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The pooled least-squares solution and its expected errors: see :meth:`WeightEquations.solve`.
+
+    V : (N, d2), zero for the rows that are not solved for; right : (N, d1), Σ_t diag(a_t) V |s| G_t; together : (N, N), in how many
+    of the ``rounds`` batches two rows meet; power : Σ ‖|s| G_t‖²; miss : from H to Σ ‖|s| G_t - Σ_n v_n h_nᵀ‖²
+    """
+    (d2, d1), seen = (V.shape[1], right.shape[1]), (V.abs().amax(1) > 0) & (together.diagonal() > 0)
+    inverse, scale, null = _invert_gram(together * (V @ V.T) + torch.diag((~seen).double()))
+    H = inverse @ right * seen[:, None]  # (N, d1)
+    equations, unknowns = rounds * d2, int(seen.sum())
+    noise = eps * (power / (equations * d1)) ** 0.5
+    if equations > unknowns:
+        noise = max(noise, (max(miss(H), 0.0) / ((equations - unknowns) * d1)) ** 0.5)
+    variance = noise**2 * d1 * inverse.diagonal().clamp_min(0)
+    if perturbations is not None:
+        moved = [inverse @ ((together * (V @ dV.to(V).T)) @ H) for dV in perturbations]
+        variance = variance + torch.stack(moved).square().sum(2).mean(0)
+    hidden = null * (H.square().sum(1) / scale.square()).sum() * scale.square()  # what the null space may hide
+    return H, torch.where((null > 1e-6) | ~seen, torch.inf, (variance + hidden).sqrt())
 
 
 def _bytes(tensors: list[Tensor]) -> int:

@@ -1,7 +1,7 @@
 """Fake gradients, Algorithm 5 of the paper: an upload that keeps the true gradient's order and little else.
 
 The paper leaves two readings open. ``clip`` is its text: each entry is cut to the range of the candidate's value of the
-same rank. ``order`` is what the authors call a projection on predefined gradients: the candidate's values are uploaded,
+same rank; it keeps the order of the entries as far as as many are negative as positive. ``order`` is what the authors call a projection on predefined gradients: the candidate's values are uploaded,
 in the order of the true ones.
 """
 

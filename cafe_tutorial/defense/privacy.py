@@ -11,6 +11,7 @@ import warnings
 from functools import cache
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from ..checks import at_least_one
@@ -33,8 +34,9 @@ class GaussianMechanism(Defense):
     epsilon, delta : what all rounds together may cost
     noise_multiplier : z in place of epsilon: the noise's standard deviation over the norm that one row can move the sum by
     steps : rounds that the budget is for; the paper's 8,000
-    amplified : whether the accountant may count on whoever sees the uploads not knowing which rows a batch holds. In this
-        book's protocol the server draws them; False asks for noise that holds against it
+    amplified : whether epsilon may count on whoever sees the uploads not knowing which rows a batch holds, each row being in
+        it by a chance of its own (Poisson sampling). In this book's protocol the server deals the batches; False asks for
+        noise that holds against it, for every row in as many random batches as the luckiest one but with probability delta
     seed : draws the noise
     """
 
@@ -57,8 +59,7 @@ class GaussianMechanism(Defense):
         own = super().for_party(party, rows=rows, batch_size=batch_size)
         if self.epsilon is not None:
             share = batch_size / rows
-            known = {"sample_rate": 1.0, "steps": math.ceil(self.steps * share)}  # the rounds that one row is in
-            counted = {"sample_rate": share, "steps": self.steps} if self.amplified else known
+            counted = {"sample_rate": share, "steps": self.steps} if self.amplified else {"sample_rate": 1.0, "steps": appearances(rows, share, self.steps, self.delta)}
             own.noise_multiplier = noise_for(self.epsilon, self.delta, **counted)
         return own
 
@@ -71,6 +72,11 @@ class GaussianMechanism(Defense):
         if not self.per_row:
             factor, std = float(self.factors(flat(gradient).norm())), self.noise_multiplier * self.clip_norm
         return {name: factor * g + std * torch.randn(g.shape, generator=self.generator).to(g) for name, g in gradient.items()}
+
+
+def appearances(rows: int, share: float, steps: int, delta: float) -> int:
+    """In how many of ``steps`` random batches a row is at the most, for all of ``rows`` rows, but with probability delta."""
+    return min(steps, int(binom.isf(delta / rows, steps, share)))
 
 
 @cache

@@ -38,7 +38,7 @@ def add_arguments(e: argparse.ArgumentParser) -> None:
     e.add_argument("--size", choices=tuple(tables.SIZES), help="smoke takes seconds, laptop minutes on two cores, paper has the paper's sizes and is meant for a GPU (default: laptop)")
     e.add_argument("--data", metavar="NAME|PATH", help="what is attacked, as for attack (default: mnist-sample; digits for horizontal and for smoke)")
     e.add_argument("--preset", help="table 9's hyperparameters, as for attack")
-    e.add_argument("--seeds", type=lambda text: tuple(whole_numbers(text, "0,1,2")), metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first (default: 0,1,2; smoke: 0)")
+    e.add_argument("--seeds", type=lambda text: tuple(whole_numbers(text, "0,1,2")), metavar="S1,S2,…", help="seeds of the fast methods; the slow ones take the first, and under defences all but exact do (default: 0,1,2; order: 3,4,5; smoke: 0)")
     e.add_argument("--methods", type=lambda text: tuple(part.strip() for part in text.split(",")), metavar="M1,M2,…", help="only these methods of a table")
     e.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     e.add_argument("--seed", type=int, help=f"for {', '.join(FIXED)} (default: 0)")
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _put(arguments, out: Path | None, result: dict, device, seed: int, record: Unfinished) -> int:
     """Print the result or put it in place, and clear the record of its attacks."""
-    text = json.dumps({**result, **provenance(device, seed, command(arguments))}, indent=2, allow_nan=False) + "\n"
+    text = json.dumps({**result, **provenance(device, result.get("seeds", [seed])[0], command(arguments))}, indent=2, allow_nan=False) + "\n"
     if out is None:
         print(text, end="")
         return 0

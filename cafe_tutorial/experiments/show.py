@@ -23,7 +23,7 @@ def beside(result: dict, like: str | None = None) -> str:
     result : a results file of a table; like : the paper's data set to set beside it, ``mnist``, ``cifar10`` or ``linnaeus5``
     """
     paper = PAPER.get(result["experiment"], {}).get(like, {})
-    head = f"{'':33}{'paper':>6}{'ours':>7}{'±':>5}{'seeds':>6}{'labels':>7}{'cert.':>6}{'s':>6}"
+    head = f"{'':34}{'paper':>6}{'ours':>7}{'±':>5}{'seeds':>6}{'labels':>7}{'cert.':>6}{'s':>5}"
     lines = [head]
     several = len({e["column"] for e in result["summary"]}) > 1
     for entry in result["summary"]:
@@ -31,8 +31,8 @@ def beside(result: dict, like: str | None = None) -> str:
         known = paper.get((entry["row"], entry["column"]))
         spread = entry["psnr_slice_mean_sd"]
         lines.append(
-            f"{place:33}{_told(known, '.2f'):>6}{_told(entry['psnr_slice_mean'], '.1f'):>7}{_told(spread, '.1f'):>5}"
-            f"{len(entry['seeds']):6}{_told(entry['label_accuracy'], '.0%'):>7}{_told(entry['certified_share'] or 0.0, '.0%'):>6}{entry['seconds']:6.0f}"
+            f"{place:34}{_told(known, '.2f'):>6}{_told(entry['psnr_slice_mean'], '.1f'):>7}{_told(spread, '.1f'):>5}"
+            f"{len(entry['seeds']):6}{_told(entry['label_accuracy'], '.0%'):>7}{_told(entry['certified_share'] or 0.0, '.0%'):>6}{entry['seconds']:5.0f}"
         )
     return "\n".join(lines)
 
@@ -88,8 +88,8 @@ def shields(attacks: dict, slow: dict, learning: dict) -> str:
     lines = [f"{'':24}" + "".join(f"{name:>7}" for name in ("exact", "few", "one", "loop", "cert.", "false", "labels", "test"))]
     for row in dict.fromkeys(e["row"] for e in attacks["summary"]):
         decibels = [found.get((row, column), {}).get("psnr_slice_mean") for column in columns]
-        first = next(found[row, column] for column in columns if (row, column) in found)
-        shares = [first["certified_share"], None, first["label_accuracy"], _accuracy(learning, row)]
+        exact = found.get((row, "exact"), {})
+        shares = [exact.get("certified_share"), None, exact.get("label_accuracy"), _accuracy(learning, row)]
         told = [f"{_told(v, '.1f'):>7}" for v in decibels] + [f"{_told(v, '.0%'):>7}" for v in shares]
         told[5] = f"{wrong[row]:>7}"
         lines.append(f"{row:24}" + "".join(told))

@@ -14,7 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..options import AttackOptions
-from ..report import device_name, versions
+from ..report import device_name, source, versions
 from ..run import run_attack
 
 KEPT = (
@@ -74,7 +74,7 @@ class Unfinished:
     def _check(self, kept: dict) -> None:
         differing = [k for k in self.what if kept.get(k) != self.what[k]]
         if differing:
-            told = ", ".join(f"{k}={kept.get(k)!r} there and {self.what[k]!r} here" for k in differing if k != "cells") or "the attacks differ"
+            told = ", ".join(f"{k}={kept.get(k)!r} there and {self.what[k]!r} here" for k in differing if k not in ("cells", "source")) or ("the package has changed" if "source" in differing else "the attacks differ")
             raise ValueError(f"out: {self.file.name} holds an unfinished run with other options ({told}); repeat those, name another file, or remove it")
 
     def add(self, result: dict) -> None:
@@ -121,7 +121,7 @@ def run_cells(
     the cells done are kept until the result is in place; None keeps nothing. Returns the result without its
     provenance, and the record of cells, to be removed once the result is written.
     """
-    place = {"versions": versions(), "device": device_name(device)}
+    place = {"versions": versions(), "source": source(), "device": device_name(device)}
     identity = {**what, **place, "cells": [dataclasses.asdict(c) for c in cells]}
     record = Unfinished(None if out is None else kept_beside(out), json.loads(json.dumps(identity)))
     record.read()

@@ -43,7 +43,7 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(8, 2, 16, 1, 12, (2, 3), 12, (2, 4), (2, 4), (1, 2), 16, (12, 3, 12), (20, 5, 8), (12, 3, (2, 4))),
+    "smoke": Size(8, 2, 16, 1, 12, (2, 3), 12, (2, 4), (2, 4), (1, 2), 16, (12, 3, 16), (20, 5, 8), (12, 3, (2, 4))),
     "laptop": Size(40, 10, 800, 3, 100, (5, 10, 20, 40, 50), 400, (100, 150, 200, 250, 300, 350), (5, 10, 20), (1, 4, 16, 40), 1000, (200, 20, 220), (800, 40, 300), (60, 6, (2, 8, 32))),
     "paper": Size(800, 40, 8000, 3, 800, (10, 20, 40, 80, 100), 8000, (100, 150, 200, 250, 300, 350), (10, 20, 40, 80, 100), (1, 4, 16, 40), 6000, (800, 40, 840), (800, 40, 8000), (200, 20, (2, 10, 50, 250))),
 }
@@ -64,10 +64,10 @@ def cells(name: str, *, size: str, data: str, preset: str, seeds: tuple[int, ...
         if method not in known:
             raise ValueError(f"methods: {method!r} is not in {name}; it has {', '.join(known)}")
     chosen = []
-    for own_cell in (c for c in found if not methods or c.options["method"] in methods):
-        method = own_cell.options["method"]
+    for one in (c for c in found if not methods or c.options["method"] in methods):
+        method = one.options["method"]
         common = {"data": data, "preset": preset} if method in ITERATIVE else {"data": data}
-        chosen += [replace(own_cell, seed=seed, options={**common, **own_cell.options}) for seed in (seeds[:1] if method in SLOW or name in defenses.TABLES and method != "exact" else seeds)]
+        chosen += [replace(one, seed=seed, options={**common, **one.options}) for seed in (seeds[:1] if method in SLOW or name in defenses.TABLES and method != "exact" else seeds)]
     return chosen
 
 

@@ -25,7 +25,7 @@ def measure(options: AttackOptions):
 
 
 def train(options: AttackOptions) -> Trained:
-    """``options.rounds`` rounds; the progress every ``options.curve`` of them; a training that diverges ends there."""
+    """``options.rounds`` rounds with batches of ``options.batch_size``, both given; the progress every ``options.curve`` of them; a training that diverges ends there."""
     device, data = choose_device(options.device), load(options.data, rows=options.rows, seed=options.seed)
     split, model = parties(options, data)
     held_out, start = unseen(options, data), time.perf_counter()
@@ -35,7 +35,7 @@ def train(options: AttackOptions) -> Trained:
     )  # fmt: skip
     curve = [{"rounds": 0, **progress_of(vfl, split, held_out)}]
     for view in vfl.rounds(options.rounds):
-        if (view.round + 1) % options.curve and view.round + 1 < options.rounds:
+        if (view.round + 1) % (options.curve or options.rounds) and view.round + 1 < options.rounds:
             continue
         curve.append({"rounds": view.round + 1, **progress_of(vfl, split, held_out)})
         if curve[-1]["training_loss"] is None:
