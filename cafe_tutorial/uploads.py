@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from .defense.base import Defense, flat
 from .model import Parameters, VFLModel
@@ -38,8 +39,49 @@ def defended(model: VFLModel, gradients: Parameters, defenses: Sequence[Defense]
 def row_norms(model: VFLModel, parameters: Parameters, stacked: Sequence[Tensor], labels: Tensor) -> Tensor:
     """The norm of each row's own gradient, party by party: (M + 1, n).
 
-    stacked : one (M_g, n, …) tensor a group; labels : (n,)
+    stacked : one (M_g, n, …) tensor a group; labels : (n,). A linear layer's gradient of one row is δ aᵀ, with the norm ‖δ‖ ‖a‖, so
+    that one pass over all rows does; models with other layers than linear ones and plain convolutions are done row by row.
     """
+    weights = {k: v.detach().requires_grad_() for k, v in parameters.items()}
+    if not all(_known(layer) for m in range(model.workers) for layer in model.template(m).modules()):
+        return _norms_of_rows(model, weights, stacked, labels)
+    outputs, taps = zip(*(_tapped(model.template(m), model.of_worker(weights, m), x) for m, x in enumerate(model.unstack(stacked))))
+    joined = torch.cat(outputs, 1)  # (n, Σ outputs)
+    logits = F.linear(joined, weights["head.weight"], weights["head.bias"])
+    deltas = iter(torch.autograd.grad(len(labels) * model.loss(logits, labels), [*(out for own in taps for *_, out in own), logits]))
+    squares = [sum(_squares(layer, given, next(deltas)) for layer, given, _ in own) for own in taps]
+    return torch.stack([*squares, next(deltas).square().sum(1) * (joined.square().sum(1) + 1)]).sqrt().detach()
+
+
+def _known(layer: nn.Module) -> bool:
+    """Whether :func:`_squares` knows the layer, or it has no parameters of its own."""
+    plain = isinstance(layer, nn.Linear) or isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
+    return plain or not list(layer.parameters(recurse=False))
+
+
+def _tapped(module: nn.Module, own: Parameters, x: Tensor) -> tuple[Tensor, list[tuple[nn.Module, Tensor, Tensor]]]:
+    """A worker's output, and each layer that has parameters with what went in and what came out."""
+    taps: list[tuple[nn.Module, Tensor, Tensor]] = []
+    layers = [layer for layer in module.modules() if list(layer.parameters(recurse=False))]
+    hooks = [layer.register_forward_hook(lambda layer, given, out: taps.append((layer, given[0].detach(), out))) for layer in layers]
+    try:
+        return functional_call(module, own, (x,))[1], taps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _squares(layer: nn.Module, given: Tensor, delta: Tensor) -> Tensor:
+    """Squared norm of each row's gradient of the layer's weight and bias, (n,)."""
+    if isinstance(layer, nn.Linear):
+        return delta.square().sum(1) * (given.square().sum(1) + 1)
+    patches = F.unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (n, C k², positions)
+    delta = delta.flatten(2)  # (n, filters, positions)
+    return (delta @ patches.mT).square().sum((1, 2)) + delta.sum(2).square().sum(1)
+
+
+def _norms_of_rows(model: VFLModel, weights: Parameters, stacked: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """:func:`row_norms` for any layers, from every row's whole gradient."""
 
     def loss(weights, parts, label):
         return model.loss(model.forward(weights, [x[:, None] for x in parts])[1], label[None])
@@ -47,7 +89,7 @@ def row_norms(model: VFLModel, parameters: Parameters, stacked: Sequence[Tensor]
     def norms(weights, parts, label):
         return torch.stack([flat(own).norm() for own in uploads(model, grad(loss)(weights, parts, label))])
 
-    weights = {k: v.detach() for k, v in parameters.items()}
+    weights = {k: v.detach() for k, v in weights.items()}
     return vmap(norms, in_dims=(None, 1, 0), out_dims=1, chunk_size=CHUNK)(weights, list(stacked), labels)
 
 

@@ -12,7 +12,10 @@ from cafe_tutorial.__main__ import main
 from cafe_tutorial.defense import DEFENSES, FakeGradients, GaussianMechanism, HalfPrecision, Quantization, TopK, defense_from
 from cafe_tutorial.defense.base import flat, unflat
 from cafe_tutorial.defense.privacy import appearances, epsilon_of, noise_for
+from cafe_tutorial.model import VFLModel
+from cafe_tutorial.partition import GridPartition
 from cafe_tutorial.protocol import VerticalFL
+from cafe_tutorial.uploads import _norms_of_rows, row_norms, uploads
 
 EXAMPLES = ["fake", "fake:sigma=2,relative=true", "fake:sigma=1,relative=true,reading=order", "dp:noise_multiplier=0.5,clip_norm=0.1", "dp:noise_multiplier=0.5,per=batch", "half", "half:kind=bfloat16", "top-k:share=0.2", "quantized:bits=4"]  # fmt: skip
 
@@ -268,6 +271,27 @@ def test_a_server_that_knows_the_batches_needs_more_noise(epsilon):
     bound = min(n * a / (2 * z[1] ** 2) + math.log(1e5) / (a - 1) for a in orders)
     assert epsilon <= bound * 1.02 and bound < 1.3 * epsilon  # the accountant's conversion is a little sharper
     assert epsilon_of(z[0], 1e-5, sample_rate=1.0, steps=n) > epsilon
+
+
+@pytest.mark.parametrize("kind", ["released", "double softmax", "smooth", "two workers", "table", "one worker"])
+def test_norms_of_rows_are_those_of_each_rows_own_gradient(kind):
+    data = smooth_images(6, 3, 8, 10)
+    if kind == "table":
+        *_, model, vfl = table_case(rows=6, widths=(2, 3, 4))
+    elif kind == "smooth":
+        split = GridPartition(2, 2)
+        model = VFLModel.smooth(split.part_shapes(data), classes=3, d2=8)
+        vfl = VerticalFL(model, split.split(data.images), data.labels, batch_size=3, dtype=torch.float64)
+    else:
+        grid = {"two workers": (2, 1), "one worker": (1, 1)}.get(kind, (2, 2))
+        _, model, vfl = image_case(data, grid, d2=8, dtype=torch.float64, model_options={"double_softmax": kind == "double softmax"})
+    stacked = model.stack(vfl.parts)
+    norms = row_norms(model, vfl.parameters, stacked, vfl.labels)
+    for n in range(6):
+        loss = model.loss(model.forward(vfl.parameters, [x[:, n : n + 1] for x in stacked])[1], vfl.labels[n : n + 1])
+        own = dict(zip(vfl.parameters, torch.autograd.grad(loss, list(vfl.parameters.values()))))
+        assert torch.allclose(norms[:, n], torch.stack([flat(g).norm() for g in uploads(model, own)]), rtol=1e-9)
+    assert torch.allclose(norms, _norms_of_rows(model, vfl.parameters, stacked, vfl.labels), rtol=1e-9)
 
 
 def test_a_budget_that_no_noise_meets_is_named():
