@@ -66,12 +66,12 @@ def learned(result: dict, rows: Sequence[str] | None = None, what: str = "traini
     cells = {c["row"]: c for c in result["cells"]}
     chosen = [cells[row] for row in rows or cells]
     rounds = [point["rounds"] for point in max((c["curve"] for c in chosen), key=len)]
-    lines = [f"{what.replace('_', ' '):28}" + "".join(f"{t:>7}" for t in rounds) + f"{'training':>10}{'test':>7}"]
+    lines = [f"{what.replace('_', ' '):30}" + "".join(f"{t:>7}" for t in rounds) + f"{'training':>10}{'test':>7}"]
     for c in chosen:
         values = [point[what] for point in c["curve"]]
         told = "".join(f"{'-' if v is None else f'{v:.2f}' if v < 100 else f'{v:.0e}':>7}" for v in [*values, *[None] * (len(rounds) - len(values))])
         ends = "".join(f"{'-' if v is None else f'{v:.0%}':>{w}}" for v, w in ((c["training_accuracy"], 10), (c["test_accuracy"], 7)))
-        lines.append(f"{c['row']:28}{told}{ends}")
+        lines.append(f"{c['row']:30}{told}{ends}")
     return "\n".join(lines)
 
 
