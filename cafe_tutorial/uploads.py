@@ -42,28 +42,33 @@ def row_norms(model: VFLModel, parameters: Parameters, stacked: Sequence[Tensor]
     stacked : one (M_g, n, …) tensor a group; labels : (n,). A linear layer's gradient of one row is δ aᵀ, with the norm ‖δ‖ ‖a‖, so
     that one pass over all rows does; models with other layers than linear ones and plain convolutions are done row by row.
     """
+    if not all(_known(layer) for m in range(model.workers) for layer in _with_weights(model.template(m))):
+        return _norms_of_rows(model, parameters, stacked, labels)
     weights = {k: v.detach().requires_grad_() for k, v in parameters.items()}
-    if not all(_known(layer) for m in range(model.workers) for layer in model.template(m).modules()):
-        return _norms_of_rows(model, weights, stacked, labels)
     outputs, taps = zip(*(_tapped(model.template(m), model.of_worker(weights, m), x) for m, x in enumerate(model.unstack(stacked))))
     joined = torch.cat(outputs, 1)  # (n, Σ outputs)
-    logits = F.linear(joined, weights["head.weight"], weights["head.bias"])
+    logits = model.logits(weights, model.stack(outputs))
     deltas = iter(torch.autograd.grad(len(labels) * model.loss(logits, labels), [*(out for own in taps for *_, out in own), logits]))
     squares = [sum(_squares(layer, given, next(deltas)) for layer, given, _ in own) for own in taps]
     return torch.stack([*squares, next(deltas).square().sum(1) * (joined.square().sum(1) + 1)]).sqrt().detach()
 
 
+def _with_weights(module: nn.Module) -> list[nn.Module]:
+    """The layers that have parameters of their own."""
+    return [layer for layer in module.modules() if list(layer.parameters(recurse=False))]
+
+
 def _known(layer: nn.Module) -> bool:
-    """Whether :func:`_squares` knows the layer, or it has no parameters of its own."""
-    plain = isinstance(layer, nn.Linear) or isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
-    return plain or not list(layer.parameters(recurse=False))
+    """Whether :func:`_squares` knows the layer."""
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
+    return isinstance(layer, nn.Linear)
 
 
 def _tapped(module: nn.Module, own: Parameters, x: Tensor) -> tuple[Tensor, list[tuple[nn.Module, Tensor, Tensor]]]:
-    """A worker's output, and each layer that has parameters with what went in and what came out."""
+    """A worker's output, and each of its layers with what went in and what came out."""
     taps: list[tuple[nn.Module, Tensor, Tensor]] = []
-    layers = [layer for layer in module.modules() if list(layer.parameters(recurse=False))]
-    hooks = [layer.register_forward_hook(lambda layer, given, out: taps.append((layer, given[0].detach(), out))) for layer in layers]
+    hooks = [layer.register_forward_hook(lambda layer, given, out: taps.append((layer, given[0].detach(), out))) for layer in _with_weights(module)]
     try:
         return functional_call(module, own, (x,))[1], taps
     finally:
@@ -80,7 +85,7 @@ def _squares(layer: nn.Module, given: Tensor, delta: Tensor) -> Tensor:
     return (delta @ patches.mT).square().sum((1, 2)) + delta.sum(2).square().sum(1)
 
 
-def _norms_of_rows(model: VFLModel, weights: Parameters, stacked: Sequence[Tensor], labels: Tensor) -> Tensor:
+def _norms_of_rows(model: VFLModel, parameters: Parameters, stacked: Sequence[Tensor], labels: Tensor) -> Tensor:
     """:func:`row_norms` for any layers, from every row's whole gradient."""
 
     def loss(weights, parts, label):
@@ -89,7 +94,7 @@ def _norms_of_rows(model: VFLModel, weights: Parameters, stacked: Sequence[Tenso
     def norms(weights, parts, label):
         return torch.stack([flat(own).norm() for own in uploads(model, grad(loss)(weights, parts, label))])
 
-    weights = {k: v.detach() for k, v in weights.items()}
+    weights = {k: v.detach() for k, v in parameters.items()}
     return vmap(norms, in_dims=(None, 1, 0), out_dims=1, chunk_size=CHUNK)(weights, list(stacked), labels)
 
 

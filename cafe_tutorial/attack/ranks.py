@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.special import ndtri
 
+from ..checks import at_least_one
 from ..model import VFLModel
 from ..protocol import RoundView
 
@@ -26,7 +27,7 @@ PLAIN = 30  # of them before momentum sets in and the weights of rows are kept
 PATIENCE = 25  # steps that must make the misfit a tenth smaller, or they end
 POWERS = (3, 2)  # of the normal scores that are the first guess, tried in turn: gradients have heavy tails
 FITS = 1e-3  # misfit above which another first guess is tried
-WEAK, WHOLE = (1e-4, 0.9)  # of the largest row: one that vanishes; of all ranks: nearly all
+WEAK, WHOLE = 1e-4, 0.9  # of the largest row: one that vanishes; of all ranks: nearly all
 SILENT = 0.1  # a silent unit's entries reach over less of the ranks
 
 
@@ -50,13 +51,12 @@ def from_order(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple
     ------
     ValueError : a batch that is not smaller than a first layer, whose gradient then is any matrix; ``steps`` below 1
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number of at least 1")
+    at_least_one("steps", steps)
     rank = len(view.indices)
     for m in range(model.workers):
         if rank >= min(model.d1[m], model.d2[m]):
             raise ValueError(f"view.indices holds {rank} rows, worker {m}'s first layer is {model.d2[m]} x {model.d1[m]}; a batch must be smaller than both")
-    gradients, misfits = ({name: value.clone() for name, value in view.gradients.items()}, [0.0] * model.workers)
+    gradients, misfits = {name: value.clone() for name, value in view.gradients.items()}, [0.0] * model.workers
     for g, group in enumerate(model.groups):
         for i, m in enumerate(group):
             weight, bias = gradients[f"group{g}.first.weight"][i], gradients[f"group{g}.first.bias"][i]
@@ -109,7 +109,7 @@ def balanced(X: np.ndarray) -> np.ndarray:
 
 def order_of(upload: np.ndarray) -> Order:
     """The order, with zero from the first to the last of the rows that reach over the fewest ranks, unless these are no silent units'."""
-    places, ranks = (upload.ravel().argsort(kind="stable"), np.empty(upload.shape, dtype=np.int64))
+    places, ranks = upload.ravel().argsort(kind="stable"), np.empty(upload.shape, dtype=np.int64)
     ranks.ravel()[places] = np.arange(upload.size)
     first, last = ranks.min(1), ranks.max(1)
     least = (last - first).min()
@@ -145,7 +145,7 @@ def in_order(X: np.ndarray, order: Order, weights: np.ndarray) -> np.ndarray:
     values = isotonic_regression(X.ravel()[order.places], weights=weights).x
     if order.zeros:
         first, last = order.zeros
-        values[:first], values[first : last + 1], values[last + 1 :] = (values[:first].clip(max=0), 0.0, values[last + 1 :].clip(min=0))
+        values[:first], values[first : last + 1], values[last + 1 :] = values[:first].clip(max=0), 0.0, values[last + 1 :].clip(min=0)
     nearest = np.empty_like(values)
     nearest[order.places] = values
     return nearest.reshape(X.shape)

@@ -88,6 +88,7 @@ class WeightEquations:
             A[t, rows] = 1
             right[rows] += V[rows] @ total
             power += float(total.square().sum())
+
         def miss(H: Tensor) -> float:
             return sum(float((G.double() * len(rows) - V[rows].T @ H[rows]).square().sum()) for rows, G in batches)
 

@@ -49,8 +49,8 @@ class Quantization(Defense):
         return {name: self._quantized(g) for name, g in gradient.items()}
 
     def _quantized(self, g: Tensor) -> Tensor:
-        step = g.abs().max() / (2 ** (self.bits - 1) - 1)
+        most = 2 ** (self.bits - 1) - 1
+        step = g.abs().max() / most
         if step == 0:
             return g.clone()
-        most = 2 ** (self.bits - 1) - 1
         return step * (g / step + torch.rand(g.shape, generator=self.generator).to(g)).floor().clamp(-most, most)

@@ -1,8 +1,8 @@
 """Fake gradients, Algorithm 5 of the paper: an upload that keeps the true gradient's order and little else.
 
 The paper leaves two readings open. ``clip`` is its text: each entry is cut to the range of the candidate's value of the
-same rank; it keeps the order of the entries as far as as many are negative as positive. ``order`` is what the authors call a projection on predefined gradients: the candidate's values are uploaded,
-in the order of the true ones.
+same rank; the order is kept where as many entries are negative as positive. ``order`` is what the authors call a
+projection on predefined gradients: the candidate's values are uploaded, in the order of the true ones.
 """
 
 from __future__ import annotations

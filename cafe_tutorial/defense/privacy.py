@@ -11,7 +11,6 @@ import warnings
 from functools import cache
 
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from ..checks import at_least_one
@@ -76,6 +75,8 @@ class GaussianMechanism(Defense):
 
 def appearances(rows: int, share: float, steps: int, delta: float) -> int:
     """In how many of ``steps`` random batches a row is at the most, for all of ``rows`` rows, but with probability delta."""
+    from scipy.stats import binom
+
     return min(steps, int(binom.isf(delta / rows, steps, share)))
 
 

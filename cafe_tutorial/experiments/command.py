@@ -24,7 +24,7 @@ SIZED = (*tables.NAMES, *MEASURED)
 HELP = {
     "table2": "CAFE and the baselines in the same loop", "table3": "batch sizes", "table4": "the terms of eq. 9, one set to zero at a time",
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
-    "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "defenses": "every defence against every attack", "fakes": "with and without fake gradients, by each reading",
+    "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "defenses": "defences against attacks that do not know them", "fakes": "with and without fake gradients, by each reading",
     "table7": "attacked while training, by learning rate", "table8": "the attack and the training on one curve", "trained": "attacks on trained models",
     "learning": "training under every defence", "averaging": "noise against rounds", "order": "slices from the order of fake gradients", "tradeoff": "noise against accuracy",
     "labels": "class counts from one batch, labels from many",
@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     if out is not None:
         _check_out(arguments, out)
     record = Unfinished(None, {})
-    seed = (arguments.seeds or (0,))[0] if arguments.name in SIZED else arguments.seed or 0
     if arguments.name in SIZED:
         result, record = _sized(arguments, device, out)
     else:
         module = importlib.import_module(f".{arguments.name.replace('-', '_')}", __package__)
-        result = module.run(device=device, seed=seed, progress=not arguments.quiet)
+        result = module.run(device=device, seed=arguments.seed or 0, progress=not arguments.quiet)
+    seed = (arguments.seeds or result.get("seeds") or (arguments.seed or 0,))[0]
     try:
         return _put(arguments, out, result, device, seed, record)
     except KeyboardInterrupt as stop:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _put(arguments, out: Path | None, result: dict, device, seed: int, record: Unfinished) -> int:
     """Print the result or put it in place, and clear the record of its attacks."""
-    text = json.dumps({**result, **provenance(device, result.get("seeds", [seed])[0], command(arguments))}, indent=2, allow_nan=False) + "\n"
+    text = json.dumps({**result, **provenance(device, seed, command(arguments))}, indent=2, allow_nan=False) + "\n"
     if out is None:
         print(text, end="")
         return 0

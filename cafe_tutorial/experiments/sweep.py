@@ -172,7 +172,7 @@ def summary(cells: list[dict]) -> list[dict]:
             values = [c[name] for c in own if c.get(name) is not None]
             entry[name] = statistics.fmean(values) if values else None
             entry[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
-        leaking, certified = (sum(c[f"slices_{kind}"] or 0 for c in own) for kind in ("leaking", "certified"))
+        leaking, certified = (sum(c[f"slices_{kind}"] for c in own) for kind in ("leaking", "certified"))
         entry["certified_share"] = certified / leaking if leaking else None
         table.append(entry)
     return table

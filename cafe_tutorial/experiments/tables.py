@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from ..attack import PRESETS
 from ..options import BASELINES, ITERATIVE
-from .paper import TABLE5
 from . import defenses
+from .paper import TABLE5
 from .sweep import Cell, cell
 
 SLOW = (*ITERATIVE, *BASELINES)  # these run with the first seed alone; under defences all but the exact attack
