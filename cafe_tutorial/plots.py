@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from .metrics import facing
@@ -134,10 +135,21 @@ def curves(
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear", xscale="log" if log_x else "linear")
         ax.set_ylim(bottom, top)
         ax.set_xlim(right=right)
+        for axis in (ax.xaxis, ax.yaxis):
+            _few_ticks(axis)
         ax.grid(alpha=0.25)
         ax.legend(frameon=False, fontsize=9)
         figure.tight_layout()
     return figure
+
+
+def _few_ticks(axis):
+    """A logarithmic axis of less than two decades gets plain numbers at 1, 2 and 5 times the powers of ten."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def matrices(named: dict[str, Tensor], *, xlabel: str, ylabel: str, limit: float) -> Picture:

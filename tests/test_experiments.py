@@ -66,6 +66,9 @@ def test_training_under_every_defence(tmp_path, monkeypatch):
     assert rows["none"]["training_loss"] < rows["none"]["curve"][0]["training_loss"]
     assert rows["none"]["curve"] != rows["fake, order, σ = 1 rms"]["curve"]
     assert rows["none"]["rows"] == 20 and 0 <= rows["none"]["test_accuracy"] <= 1
+    assert run("accuracy", tmp_path / "a.json") == 0
+    fewer = json.loads((tmp_path / "a.json").read_text())["cells"]
+    assert len(fewer) == 4 and all(c["curve"] == rows[c["row"]]["curve"] for c in fewer)
 
 
 def test_labels(tmp_path):

@@ -1,6 +1,7 @@
 """Attacks: each takes round views and the public model, never data."""
 
 from .cafe import NestedLoopsCAFE, SingleLoopCAFE
+from .clipped import from_clipped
 from .exact import ExactCAFE, NotIdentifiable
 from .few_rounds import FewRoundsCAFE
 from .leak import Leak
@@ -14,5 +15,5 @@ from .repeats import Repeats
 
 __all__ = [
     "OBJECTIVES", "PRESETS", "ExactCAFE", "FewRoundsCAFE", "Hyperparameters", "Leak", "MatchingAttack", "NestedLoopsCAFE", "NotIdentifiable",
-    "OneRoundCAFE", "PatientCAFE", "Repeats", "SingleLoopCAFE", "from_order",
+    "OneRoundCAFE", "PatientCAFE", "Repeats", "SingleLoopCAFE", "from_clipped", "from_order",
 ]  # fmt: skip

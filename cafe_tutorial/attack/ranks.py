@@ -52,10 +52,7 @@ def from_order(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple
     ValueError : a batch that is not smaller than a first layer, whose gradient then is any matrix; ``steps`` below 1
     """
     at_least_one("steps", steps)
-    rank = len(view.indices)
-    for m in range(model.workers):
-        if rank >= min(model.d1[m], model.d2[m]):
-            raise ValueError(f"view.indices holds {rank} rows, worker {m}'s first layer is {model.d2[m]} x {model.d1[m]}; a batch must be smaller than both")
+    rank = rank_of(view, model)
     gradients, misfits = {name: value.clone() for name, value in view.gradients.items()}, [0.0] * model.workers
     for g, group in enumerate(model.groups):
         for i, m in enumerate(group):
@@ -69,6 +66,15 @@ def from_order(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple
             beside = bias_in_order(found, upload, bias.double().cpu().numpy(), rank)
             weight.copy_(weight.new_tensor(found)), bias.copy_(bias.new_tensor(beside))
     return replace(view, gradients=gradients), misfits
+
+
+def rank_of(view: RoundView, model: VFLModel) -> int:
+    """The rank of the first layers' gradients, K; ``ValueError`` where it is no restriction."""
+    rank = len(view.indices)
+    for m in range(model.workers):
+        if rank >= min(model.d1[m], model.d2[m]):
+            raise ValueError(f"view.indices holds {rank} rows, worker {m}'s first layer is {model.d2[m]} x {model.d1[m]}; a batch must be smaller than both")
+    return rank
 
 
 def low_rank_in_order(upload: np.ndarray, rank: int, *, steps: int = STEPS) -> tuple[np.ndarray, float]:
@@ -159,12 +165,16 @@ def truncated(X: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
     return low, float(np.linalg.norm(X - low) / np.linalg.norm(X))
 
 
-def bias_in_order(found: np.ndarray, upload: np.ndarray, bias: np.ndarray, rank: int) -> np.ndarray:
-    """The bias gradient (d2,) from its entries' places among the weights' (d2, d1), whose values are ``found``."""
+def bias_in_order(found: np.ndarray, upload: np.ndarray, bias: np.ndarray, rank: int, known: np.ndarray | None = None) -> np.ndarray:
+    """The bias gradient (d2,) from its entries' places among the weights' (d2, d1), whose values are ``found``; those ``known`` are taken as they are."""
     values, uploaded = np.sort(found, axis=None), np.sort(upload, axis=None)
     places = uploaded.searchsorted(bias)
     inside = (places > 0) & (places < len(values))  # the others are only known to be larger than all weights
-    below, above = values[places[inside] - 1], values[places[inside]]
+    below, above = (values[np.clip(places - shift, 0, len(values) - 1)] for shift in (1, 0))
+    if known is not None:
+        below[known] = above[known] = bias[known]
+        inside |= known
+    below, above = below[inside], above[inside]
     basis = np.linalg.eigh(found @ found.T)[1][:, -rank:]  # (d2, K)
     sure = 1 / (above - below + 1e-7 * np.abs(values).max())
     return basis @ np.linalg.lstsq(basis[inside] * sure[:, None], (above + below) / 2 * sure, rcond=None)[0]

@@ -26,7 +26,7 @@ HELP = {
     "table5": "single against nested loops", "table6": "4 and 16 workers", "table10": "epochs by batch size", "yale": "faces",
     "variants": "what holds the single loop back", "floor": "what bounds it after many rounds", "horizontal": "the baselines on one batch of one worker", "defenses": "defences against attacks that do not know them", "fakes": "with and without fake gradients, by each reading",
     "table7": "attacked while training, by learning rate", "table8": "the attack and the training on one curve", "trained": "attacks on trained models",
-    "learning": "training under every defence", "averaging": "noise against rounds", "order": "slices from the order of fake gradients", "tradeoff": "noise against accuracy",
+    "learning": "training under every defence", "accuracy": "training with and without fake gradients", "averaging": "noise against rounds", "order": "slices from fake gradients, by their order and by their uncut entries", "tradeoff": "noise against accuracy",
     "labels": "class counts from one batch, labels from many",
     "speed": "an iteration's time by workers, steps I and III, whole attacks by rows", "certificates": "the exact attack's certified slices against the truth",
     "span-certificates": "the same for few-rounds and one-round",

@@ -1,4 +1,4 @@
-"""What the order of a gradient's entries gives away: slices from fake gradients, by an attacker who knows of them."""
+"""What fake gradients give away to an attacker who knows of them: slices from the order of the entries, and from those that were not cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..attack import from_order
+from ..attack import from_clipped, from_order
 from ..attack.one_round import find_rows
 from ..data import load
 from ..metrics import CERTIFIED_PSNR, psnr
@@ -17,14 +17,17 @@ from ..model import VFLModel, full_precision
 from ..options import AttackOptions, defense, parties
 from ..protocol import RoundView, VerticalFL
 
-READINGS = {"order": "fake:sigma=1,relative=true,reading=order", "clip, 1 rms": "fake:sigma=1,relative=true", "clip, 3 rms": "fake:sigma=3,relative=true"}
+READINGS = {  # the defence, and what undoes it
+    "order": ("fake:sigma=1,relative=true,reading=order", from_order), "clip, by order": ("fake:sigma=1,relative=true", from_order),
+    "clip, 1 rms": ("fake:sigma=1,relative=true", from_clipped), "clip, 3 rms": ("fake:sigma=3,relative=true", from_clipped),
+}  # fmt: skip
 SIZES = {"smoke": ((2, 32),), "laptop": ((4, 64), (20, 256)), "paper": ((4, 64), (10, 256), (20, 256), (40, 256))}  # K and d2
 SEEDS = {"smoke": (0,), "laptop": (3, 4, 5), "paper": (3, 4, 5)}  # the settings of ``attack.ranks`` were found with 0, 1 and 2
 MUCH = 10  # the smallest K for which one seed must do
 
 
 def run(*, device: torch.device, size: str, data: str, seeds: tuple[int, ...] | None = None, progress: bool = True) -> dict:
-    """For each reading, K and seed, one round: each worker's first gradient from its order, then the slices in its span.
+    """For each reading, K and seed, one round: each worker's first gradient from what is left of it, then the slices in its span.
 
     Returns by setting: the error of the weight gradient's direction and the misfit, of the worst worker; over all workers the
     slices, how many of them were found, certified, and falsely so; their PSNR in the median, those not found as black; and the
@@ -33,12 +36,13 @@ def run(*, device: torch.device, size: str, data: str, seeds: tuple[int, ...] | 
     table, seeds = [], seeds or SEEDS[size]
     settings = [(K, d2, reading, seed) for K, d2 in SIZES[size] for reading in READINGS for seed in (seeds if K < MUCH else seeds[:1])]
     for K, d2, reading, seed in tqdm(settings, desc="order", unit="round", leave=False, disable=not progress):
-        options = AttackOptions(data=data, rows=3 * K, batch_size=K, d2=d2, defense=READINGS[reading], seed=seed)
+        uploaded, undo = READINGS[reading]
+        options = AttackOptions(data=data, rows=3 * K, batch_size=K, d2=d2, defense=uploaded, seed=seed)
         images, start = load(data, rows=3 * K, seed=seed), time.perf_counter()
         split, model = parties(options, images)
         parts = split.split(images.features)
         true, view = (next(VerticalFL(model, parts, images.labels, batch_size=K, defense=d, seed=seed, device=device).rounds(1)) for d in (None, defense(options)))
-        found, misfits = from_order(view, model)
+        found, misfits = undo(view, model)
         errors = [_error(*(model.of_worker(v.gradients, m)["first.weight"] for v in (found, true))) for m in range(model.workers)]
         decibels, there, certified = (torch.cat(column) for column in zip(*(_slices(found, m, model, parts[m], seed) for m in range(model.workers))))
         table.append({
