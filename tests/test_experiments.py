@@ -91,7 +91,7 @@ def test_what_the_order_gives_away_is_scored_slice_by_slice(tmp_path, monkeypatc
     monkeypatch.setattr(fake_gradients, "MEMORY", 2**20)
     assert run("order", tmp_path / "o.json", "--data", "mnist-sample") == 0
     result = json.loads((tmp_path / "o.json").read_text())
-    assert result["seed"] == 0 and len(result["settings"]) == 3
+    assert result["seed"] == 0 and len(result["settings"]) == len(order.READINGS)
     for row in result["settings"]:
         assert row["slices"] == row["found"] == 8 and row["certified"] >= 4 and row["psnr_median"] < 150
         assert 0 <= row["certified_false"] <= 1 and row["error"] < 1

@@ -21,17 +21,20 @@ from ..protocol import RoundView
 from .ranks import bias_in_order, rank_of
 
 STEPS = 300  # of alternating least squares at the most
-PATIENCE = 20  # steps that must make the misfit a tenth smaller, or they end
+PATIENCE = 20  # steps that must make the misfit a tenth smaller once the ridge is down, or they end
 SURE = 0.9  # of the curve: an entry above may have been cut
 FAR = 50  # entries at either end that count as cut: there a sample's values scatter about the curve
-RIDGE = 1e-2, 1e-13  # at the start, so that no column with few entries takes a direction for itself, and at the end
+RIDGES = ((1e-3, None), (1e-4, None), (1e-2, 0.7), (1e-2, None))  # tried in turn, so that no column with few entries takes a direction for itself: at the start, and a step's factor; without one, the squared misfit
+LAST = 1e-13  # ridge at the end
+FITS = 1e-5  # of misfits: the largest of a solution, and of a bias; otherwise that stays as it was uploaded
 
 
 def from_clipped(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple[RoundView, list[float]]:
     """The round with every first layer's gradient replaced by the one that its uncut entries tell, and each worker's misfit.
 
-    What the other layers uploaded stays as it is. The misfit, M numbers, is the relative distance of a matrix of rank K to
-    the entries that count; 1 where these are too few to determine it.
+    What the other layers uploaded stays as it is, and so does a first layer's bias that is not determined to 1e-5. The misfit, M
+    numbers, is the relative distance of a matrix of rank K to the weights that count, or the expected relative error of the
+    bias where that is larger; 1 where the entries are too few to determine either.
 
     Raises
     ------
@@ -44,10 +47,11 @@ def from_clipped(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tup
         for i, m in enumerate(group):
             upload = {name: value.double().cpu() for name, value in model.of_worker(view.gradients, m).items()}
             sure, (weight, bias) = uncut(upload), (upload[f"first.{kind}"] for kind in ("weight", "bias"))
-            found, misfits[m] = completed(weight, sure["first.weight"], rank, steps=steps)
+            found, misfits[m], true_rank = completed(weight, sure["first.weight"], rank, steps=steps)
             if misfits[m] < 1:
-                beside = bias_in_order(*(x.numpy() for x in (found, weight, bias)), rank, sure["first.bias"].numpy())
-                for kind, value in (("weight", found), ("bias", torch.from_numpy(beside))):
+                beside, error = bias_in_order(*(x.numpy() for x in (found, weight, bias)), true_rank, sure["first.bias"].numpy())
+                misfits[m] = min(1.0, max(misfits[m], error))
+                for kind, value in (("weight", found), ("bias", torch.from_numpy(beside) if misfits[m] < FITS else bias)):
                     gradients[f"group{g}.first.{kind}"][i] = value.to(gradients[f"group{g}.first.{kind}"])
     return replace(view, gradients=gradients), misfits
 
@@ -69,26 +73,45 @@ def uncut(upload: Parameters) -> dict[str, Tensor]:
     return unflat(sure, upload)
 
 
-def completed(X: Tensor, sure: Tensor, rank: int, *, steps: int = STEPS) -> tuple[Tensor, float]:
-    """The matrix of this rank that is nearest to the sure entries of X (d2, d1) in float64, and its misfit."""
+def completed(X: Tensor, sure: Tensor, rank: int, *, steps: int = STEPS) -> tuple[Tensor, float, int]:
+    """The matrix of at most this rank that is nearest to the sure entries of X (d2, d1) in float64, its misfit, and its rank.
+
+    The rank is the smallest that fits as well: a direction too many would fit the rounding of sure entries, and say anything of the others.
+    """
     result, (rows, columns) = X.clone(), (X.abs().amax(1) > 0, X.abs().amax(0) > 0)
     active = rows[:, None] & columns
     X, W = X[rows][:, columns], sure[rows][:, columns].double()
     if min(X.shape) <= rank or min(W.sum(0).amin(), W.sum(1).amin()) < rank:
-        return result, 1.0
+        return result, 1.0, rank
     sizes = X.square().mean(1, keepdim=True).sqrt()
     X = X / sizes
-    U, S, V = torch.linalg.svd(X, full_matrices=False)
-    A, misfits = U[:, :rank] * S[:rank], []
-    for _ in range(steps):
-        ridge = RIDGE[0] if not misfits else min(max(misfits[-1] ** 2, RIDGE[1]), RIDGE[0])
-        B = _fitted(torch.linalg.qr(A)[0], X, W, ridge)  # (columns, K)
-        A = _fitted(B := torch.linalg.qr(B)[0], X.T, W.T, ridge)  # (rows, K)
-        misfits.append(float((W * (A @ B.T - X)).norm() / (W * X).norm()))
-        if len(misfits) > PATIENCE and misfits[-1] > 0.9 * misfits[-1 - PATIENCE]:
+    start = torch.linalg.svd(X, full_matrices=False)
+    found, misfit = _alternated(X, W, start, rank, steps)
+    while rank > 1 and misfit < FITS:
+        fewer = _alternated(X, W, start, rank - 1, steps)
+        if fewer[1] > 2 * misfit:
             break
-    result[active] = (A @ B.T * sizes).flatten()
-    return result, misfits[-1]
+        (found, misfit), rank = fewer, rank - 1
+    result[active] = (found * sizes).flatten()
+    return result, misfit, rank
+
+
+def _alternated(X: Tensor, W: Tensor, start: tuple[Tensor, Tensor, Tensor], rank: int, steps: int) -> tuple[Tensor, float]:
+    """The best of alternating least squares by each course of the ridge, until one fits, and its misfit; start : the SVD of X."""
+    best = (X, float("inf"))
+    for largest, fall in RIDGES:
+        A, misfits, ridge = start[0][:, :rank] * start[1][:rank], [], largest
+        for _ in range(steps):
+            B = _fitted(torch.linalg.qr(A)[0], X, W, ridge)  # (columns, K)
+            A = _fitted(B := torch.linalg.qr(B)[0], X.T, W.T, ridge)  # (rows, K)
+            misfits.append(float((W * (A @ B.T - X)).norm() / (W * X).norm()))
+            if len(misfits) > PATIENCE and misfits[-1] > 0.9 * misfits[-1 - PATIENCE] and (ridge == LAST or fall is None):
+                break
+            ridge = max(min(fall * ridge if fall else misfits[-1] ** 2, largest), LAST)
+        best = min(best, (A @ B.T, misfits[-1]), key=lambda found: found[1])
+        if best[1] < FITS:
+            break
+    return best
 
 
 def _fitted(basis: Tensor, X: Tensor, W: Tensor, ridge: float) -> Tensor:

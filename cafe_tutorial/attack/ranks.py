@@ -63,7 +63,7 @@ def from_order(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tuple
                 continue
             found, misfits[m] = low_rank_in_order(upload, rank, steps=steps)
             found *= np.linalg.norm(upload) / np.linalg.norm(found)
-            beside = bias_in_order(found, upload, bias.double().cpu().numpy(), rank)
+            beside, _ = bias_in_order(found, upload, bias.double().cpu().numpy(), rank)
             weight.copy_(weight.new_tensor(found)), bias.copy_(bias.new_tensor(beside))
     return replace(view, gradients=gradients), misfits
 
@@ -165,8 +165,11 @@ def truncated(X: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
     return low, float(np.linalg.norm(X - low) / np.linalg.norm(X))
 
 
-def bias_in_order(found: np.ndarray, upload: np.ndarray, bias: np.ndarray, rank: int, known: np.ndarray | None = None) -> np.ndarray:
-    """The bias gradient (d2,) from its entries' places among the weights' (d2, d1), whose values are ``found``; those ``known`` are taken as they are."""
+def bias_in_order(found: np.ndarray, upload: np.ndarray, bias: np.ndarray, rank: int, known: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+    """The bias gradient (d2,) from its entries' places among the weights' (d2, d1), whose values are ``found``, and its expected relative error.
+
+    known : (d2,), entries that are taken as they are; the error is infinite where too few are known or have a place
+    """
     values, uploaded = np.sort(found, axis=None), np.sort(upload, axis=None)
     places = uploaded.searchsorted(bias)
     inside = (places > 0) & (places < len(values))  # the others are only known to be larger than all weights
@@ -177,4 +180,8 @@ def bias_in_order(found: np.ndarray, upload: np.ndarray, bias: np.ndarray, rank:
     below, above = below[inside], above[inside]
     basis = np.linalg.eigh(found @ found.T)[1][:, -rank:]  # (d2, K)
     sure = 1 / (above - below + 1e-7 * np.abs(values).max())
-    return basis @ np.linalg.lstsq(basis[inside] * sure[:, None], (above + below) / 2 * sure, rcond=None)[0]
+    equations = basis[inside] * sure[:, None]
+    beside = basis @ np.linalg.lstsq(equations, (above + below) / 2 * sure, rcond=None)[0]
+    sizes = np.linalg.svd(equations, compute_uv=False)
+    determined = len(equations) >= rank and sizes[-1] > 0 and beside.any()
+    return beside, float(np.linalg.norm(1 / sizes) / np.linalg.norm(beside)) if determined else np.inf
