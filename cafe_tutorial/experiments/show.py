@@ -66,11 +66,11 @@ def learned(result: dict, rows: Sequence[str] | None = None, what: str = "traini
     cells = {c["row"]: c for c in result["cells"]}
     chosen = [cells[row] for row in rows or cells]
     rounds = [point["rounds"] for point in max((c["curve"] for c in chosen), key=len)]
-    lines = [f"{what.replace('_', ' '):30}" + "".join(f"{t:>7}" for t in rounds) + f"{'training':>10}{'test':>7}"]
+    lines = [f"{what.replace('_', ' '):30}" + "".join(f"{t:>6}" for t in rounds) + f"{'training':>9}{'test':>6}"]
     for c in chosen:
         values = [point[what] for point in c["curve"]]
-        told = "".join(f"{'-' if v is None else f'{v:.2f}' if v < 100 else f'{v:.0e}':>7}" for v in [*values, *[None] * (len(rounds) - len(values))])
-        ends = "".join(f"{'-' if v is None else f'{v:.0%}':>{w}}" for v, w in ((c["training_accuracy"], 10), (c["test_accuracy"], 7)))
+        told = "".join(f"{'-' if v is None else f'{v:.2f}' if v < 100 else f'{v:.0e}':>6}" for v in [*values, *[None] * (len(rounds) - len(values))])
+        ends = "".join(f"{'-' if v is None else f'{v:.0%}':>{w}}" for v, w in ((c["training_accuracy"], 9), (c["test_accuracy"], 6)))
         lines.append(f"{c['row']:30}{told}{ends}")
     return "\n".join(lines)
 
@@ -85,12 +85,12 @@ def shields(attacks: dict, slow: dict, learning: dict) -> str:
     columns = ("exact", "few-rounds", "one-round", "single-loop")
     found = {(e["row"], e["column"]): e for result in (slow, attacks) for e in result["summary"]}
     wrong = {row: sum(c["certified_false"] for c in attacks["cells"] if c["row"] == row) for row, _ in found}
-    lines = [f"{'':24}" + "".join(f"{name:>7}" for name in ("exact", "few", "one", "loop", "cert.", "false", "labels", "test"))]
+    lines = [f"{'':24}" + "".join(f"{name:>6}" for name in ("exact", "few", "one", "loop")) + "".join(f"{name:>7}" for name in ("cert.", "false", "labels", "test"))]
     for row in dict.fromkeys(e["row"] for e in attacks["summary"]):
         decibels = [found.get((row, column), {}).get("psnr_slice_mean") for column in columns]
         exact = found.get((row, "exact"), {})
         shares = [exact.get("certified_share"), None, exact.get("label_accuracy"), _accuracy(learning, row)]
-        told = [f"{_told(v, '.1f'):>7}" for v in decibels] + [f"{_told(v, '.0%'):>7}" for v in shares]
+        told = [f"{_told(v, '.1f'):>6}" for v in decibels] + [f"{_told(v, '.0%'):>7}" for v in shares]
         told[5] = f"{wrong[row]:>7}"
         lines.append(f"{row:24}" + "".join(told))
     return "\n".join(lines)
