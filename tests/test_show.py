@@ -6,7 +6,7 @@ import pytest
 
 from cafe_tutorial import results
 from cafe_tutorial.experiments.paper import PAPER, TABLE10
-from cafe_tutorial.experiments.show import WIDE, beside, command_lines, grid, learned, measured, shields
+from cafe_tutorial.experiments.show import WIDE, beside, command_lines, grid, learned, measured, scored, shields
 from cafe_tutorial.experiments.tables import NAMES
 
 TABLES = [name for name in results.names() if results.load(name).get("experiment") in NAMES]
@@ -51,6 +51,12 @@ def test_a_long_command_is_broken_between_its_words():
     command = "cafe-tutorial experiment table2 --size laptop --data some_images_with_a_long_name.npz --methods single-loop,exact,few-rounds"
     text = command_lines({"command": command})
     assert max(map(len, text.splitlines())) <= WIDE and shlex.split(text.replace("\\\n", "")) == shlex.split(command) and "\n" in text
+
+
+def test_a_score_on_a_line_tells_of_false_certificates():
+    report = {"psnr_slice_median": 98.76, "slices_certified": 7, "slices_leaking": 8, "certified_false": 0, "label_accuracy": 0.75}
+    assert scored(report).strip() == "98.8 dB, 7 of 8 certified, labels 75%"
+    assert "7 of 8 certified (2 falsely)" in scored({**report, "certified_false": 2})
 
 
 def _training(row, losses, test, column="training"):

@@ -37,6 +37,16 @@ def beside(result: dict, like: str | None = None) -> str:
     return "\n".join(lines)
 
 
+def scored(report: dict) -> str:
+    """One attack on a line: PSNR in the median of the slices, certificates, labels.
+
+    report : of :func:`~cafe_tutorial.run.run_attack`, the summary of a score, or a cell of a results file
+    """
+    certificates = f"{report['slices_certified']} of {report['slices_leaking']} certified"
+    wrong = f" ({report['certified_false']} falsely)" if report["certified_false"] else ""
+    return f"{report['psnr_slice_median']:5.1f} dB, {certificates}{wrong}, labels {report['label_accuracy']:.0%}"
+
+
 def grid(result: dict, group: str = "", value: str = "psnr_slice_mean") -> str:
     """PSNR by row and column of a table, mean over slices and seeds; columns that do not fit side by side follow below.
 
