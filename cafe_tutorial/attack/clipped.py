@@ -59,7 +59,7 @@ def from_clipped(view: RoundView, model: VFLModel, *, steps: int = STEPS) -> tup
 def uncut(upload: Parameters) -> dict[str, Tensor]:
     """Which entries of one worker's upload are surely the true ones, tensor by tensor: those well below the curve.
 
-    The curve is s |q_r| at rank r, with q_r the normal quantile. Each size is at most its own, so s is the largest ratio.
+    The curve is σ |q_r| at rank r, with q_r the normal quantile. Each size is at most its own, so σ is the largest ratio.
     """
     values = flat(upload)
     n, order = len(values), values.argsort()
