@@ -31,7 +31,7 @@ book: .venv/.installed _build/.sources
 
 test: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
-	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 --nbmake-kernel=python3 book
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --nbmake --nbmake-timeout=600 --nbmake-kernel=python3 book
 
 pages: .venv/.installed
 	$(BIN)/python -m pytest tests/book

@@ -8,6 +8,7 @@ from cafe_tutorial.attack import ExactCAFE, NotIdentifiable
 from cafe_tutorial.attack.invert import Attempt
 from cafe_tutorial.attack.jacobians import gains
 from cafe_tutorial.data import load_images
+from cafe_tutorial.defense import Defense
 from cafe_tutorial.metrics import score
 from cafe_tutorial.protocol import VerticalFL
 
@@ -205,6 +206,30 @@ def test_h_is_known_as_well_as_predicted(digits):
         H, delta = attack._representations(m, v, live, noise, 2**-23, torch.Generator().manual_seed(0))
         truth = (H - H_true[m]).norm(dim=1) / H_true[m].norm(dim=1)
         assert (truth[live] < 5 * delta[live]).all() and truth[live].median() < 1e-5
+
+
+class Sloppy(Defense):
+    """A processor whose sums are off by several units in the last place."""
+
+    def __init__(self, units):
+        super().__init__(seed=3)
+        self.units = units
+
+    def __call__(self, gradient, *, rows):
+        return {k: g * (1 + self.units * 2**-23 * torch.randn(g.shape, generator=self.generator)) for k, g in gradient.items()}
+
+
+@pytest.mark.parametrize("units", [1, 4, 16, 64])
+def test_nothing_wrong_is_certified_where_gradients_are_rounded_more_coarsely(digits, units):
+    """How sums are rounded depends on the processor; what is certified does not get worse than the certificate allows."""
+    split, model, vfl = image_case(digits, defense=Sloppy(units))
+    result = score(attacked(model, vfl).solve(), digits, split)
+    assert (result.psnr_slice[result.certified] > 60).all()
+    parts, _, model, vfl = table_case(dtype=torch.float32, defense=Sloppy(units))
+    leak = attacked(model, vfl).solve()
+    for found, true, certified in zip(leak.slices, parts, leak.certified.T):
+        assert ((found - true).norm(dim=1) <= 1e-4 * true.norm(dim=1))[certified].all()
+    assert units > 4 or result.certified.any() and leak.certified.any()
 
 
 def test_too_few_rounds_says_how_many_more():
